@@ -133,8 +133,8 @@ failover: $(READY) ## How long tickets stand still when a process dies: 100 kill
 
 lock: $(READY) ## Pin anew what pyproject.toml asks for (UPGRADE=--upgrade takes newer versions)
 	$(PIN) $(UPGRADE) --all-extras --output-file requirements.lock pyproject.toml
-	$(PIN) --extra flower --constraints requirements.lock --output-file requirements-image.lock pyproject.toml
-	$(PIN) --extra flower --extra spark --extra java --constraints requirements.lock --output-file requirements-image-spark.lock pyproject.toml
+	$(PIN) --extra flower --extra http --constraints requirements.lock --output-file requirements-image.lock pyproject.toml
+	$(PIN) --extra flower --extra http --extra spark --extra java --constraints requirements.lock --output-file requirements-image-spark.lock pyproject.toml
 
 clean: ## Remove the environment, caches and what runs left behind
 	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis run spark-warehouse metastore_db derby.log

@@ -80,5 +80,8 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leader keeps in memory; the rest waits in Redis
 # bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/explanation/memory.md
+# bridge_http_max_body = 4194304          bytes of the body of one HTTP request (`bridge run --http`)
+# bridge_http_max_polls = 10000           long polls, and connections, of HTTP clients to one master; more are answered
+# bridge_http_max_connections = 12000     with 503
 # bridge_max_lag = {}                     no limit: what falls behind keeps its messages in the stream. {"count": …},
 #                                         {"bytes": …} or {"age": …} with "then": "skip" or "park" sets one

@@ -11,6 +11,9 @@ lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
    stays in flight, and the next leader settles it.
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
 4. When all lanes have ended, the thread of the heartbeats ends, and the master prints "stopped".
+
+A server that runs beside the lanes (``bridge run --http``) starts before them, is asked to stop in step 1, and is
+waited for in step 4.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.utils.log import get_logger
 
@@ -45,15 +48,37 @@ SWITCH_S = 0.0001
 RETRY_S = 0.5
 
 
+class Server(Protocol):
+    """A server in a master's process, on threads of its own."""
+
+    def start(self) -> None:
+        """Starts to serve."""
+
+    def stop(self) -> None:
+        """Asks it to stop. Safe in a signal handler."""
+
+    def reload(self) -> None:
+        """Reads its files again. Safe in a signal handler."""
+
+    def join(self) -> None:
+        """Waits until it has stopped, for a bounded time."""
+
+
 class Master:
     """A master of the lanes of ``app``. ``announce`` gets a line for each change: standing by, leading, stopped.
 
-    ``named``: the subscriptions that it stands for; None: all. Raises `ConfigurationError`.
+    ``named``: the subscriptions that it stands for; None: all. ``server`` runs beside its lanes. Raises
+    `ConfigurationError`.
     """
 
     def __init__(
-        self, app: Celery, announce: Callable[[str], None] = print, named: Collection[str] | None = None
+        self,
+        app: Celery,
+        announce: Callable[[str], None] = print,
+        named: Collection[str] | None = None,
+        server: Server | None = None,
     ) -> None:
+        self._server = server
         self._app = app
         self._announce = announce
         self._named = named
@@ -68,13 +93,23 @@ class Master:
     def stop(self, *_: Any) -> None:
         """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
+        if self._server is not None:
+            self._server.stop()
         self._lineup.stop()
+
+    def _reload(self, *_: Any) -> None:
+        if self._server is not None:
+            self._server.reload()
 
     def run(self) -> None:
         """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead one of the lanes."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self.stop)
+            if self._server is not None:
+                signal.signal(signal.SIGHUP, self._reload)
+        if self._server is not None:
+            self._server.start()
         heartbeats = Heartbeats(self._app, self._look)
         heartbeats.start()
         try:
@@ -86,6 +121,9 @@ class Master:
                     break
         finally:
             heartbeats.stop()
+            if self._server is not None:
+                self._server.stop()
+                self._server.join()
         self._announce("stopped")
 
     def _take_part(self) -> bool:
@@ -107,10 +145,15 @@ class Master:
         self._lineup.look(silent)
 
 
-def run(app: Celery, announce: Callable[[str], None] = print, named: Collection[str] | None = None) -> None:
+def run(
+    app: Celery,
+    announce: Callable[[str], None] = print,
+    named: Collection[str] | None = None,
+    server: Server | None = None,
+) -> None:
     """Runs a master until SIGTERM or Ctrl-C. Raises `TicketBridgeError` when it cannot start."""
     try:
-        master = Master(app, announce, named)
+        master = Master(app, announce, named, server)
     except UNAVAILABLE as exc:
         # It went away just now, or is loading its data: it answers INFO then, and nothing else.
         url = bridge_of(app).settings.redis_url

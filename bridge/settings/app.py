@@ -76,6 +76,26 @@ class Settings(BaseModel):
         "file's age. None: no file.",
     )
 
+    http_max_body: int = Field(
+        default=4 * 1024 * 1024,
+        ge=1024,
+        le=1024**3,
+        description="Most bytes of the body of one HTTP request (`bridge run --http HOST:PORT`). Sixteen times as much "
+        "may be in memory at once.",
+    )
+    http_max_polls: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most long polls that one master keeps open for HTTP consumers. More are answered with 503.",
+    )
+    http_max_connections: int = Field(
+        default=12_000,
+        ge=1,
+        le=1_000_000,
+        description="Most connections of HTTP clients to one master. More are answered with 503 and closed.",
+    )
+
     @field_validator("serve", mode="before")
     @classmethod
     def _names_of_subscriptions(cls, value: object) -> object:

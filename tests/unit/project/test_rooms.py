@@ -12,6 +12,8 @@ from bridge.testing.nodes.process import ROOT
 TOPS = ("bridge", "spark")
 #: Most entries of a top folder. With more, it is hard to see where a thing belongs.
 ENTRIES = 20
+#: Files where nothing can belong: compiled modules, and the mark for type checkers.
+NO_PLACES = ("__pycache__", "py.typed")
 ROOMS = sorted(
     path.parent.relative_to(ROOT)
     for top in TOPS
@@ -22,7 +24,7 @@ ROOMS = sorted(
 
 @pytest.mark.parametrize("top", TOPS)
 def test_the_top_stays_small(top: str) -> None:
-    entries = {path.name for path in (ROOT / top).iterdir() if path.name != "__pycache__"}
+    entries = {path.name for path in (ROOT / top).iterdir() if path.name not in NO_PLACES}
     assert len(entries) <= ENTRIES, sorted(entries)
 
 

@@ -1,0 +1,153 @@
+"""Serves the application on a thread of a master's process, with an event loop of its own.
+
+The leader's loop shares nothing with it but the interpreter. A connection to Redis that is lost is made again by the
+next request. When the master stops, no new connection is accepted, long polls answer at once, and what is left after
+`STOP_S` is cut off.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from celery.utils.log import get_logger
+
+from bridge.app.installed import bridge_of
+from bridge.http.access import Access
+from bridge.http.application import make_application
+from bridge.http.connections import HEADER_BYTES, IDLE_S, Connection
+from bridge.http.site import Site
+from bridge.routing.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from bridge.http.options import HttpOptions
+
+logger = get_logger(__name__)
+
+#: Longest time that requests get to end when the master stops, in seconds.
+STOP_S = 3
+#: File descriptors that a master needs beside those of HTTP connections.
+OWN_FILES = 256
+#: As in `bridge.master.process`: the longest time for which this thread keeps the interpreter from a leader's loop.
+SWITCH_S = 0.0001
+
+
+class HttpServer:
+    """The server of ``app``. Listens from `start` on; its address is taken at once.
+
+    Raises `ConfigurationError` and `PortInUse`, one line each.
+    """
+
+    def __init__(self, app: Celery, options: HttpOptions, announce: Callable[[str], None] = print) -> None:
+        self._app = app
+        self._options = options
+        self._announce = announce
+        self._access = Access(options.tokens)
+        if self._access.is_open and not options.address.is_loopback:
+            raise ConfigurationError(
+                f"--http: {options.address} can be reached from other machines, so it needs tokens: name a file with "
+                "--http-tokens, or set BRIDGE_HTTP_TOKENS"
+            )
+        if options.certificate is not None:
+            options.certificate.check()
+        self._socket = options.address.bind()
+        self._server: _Server | None = None
+        self._thread = threading.Thread(target=self._run, name="bridge-http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Starts to serve."""
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+        settings = bridge_of(self._app).settings
+        most = _raised_limit(settings.http_max_connections)
+        site = Site(self._app, self._access)
+        self._server = _Server(self._config(site, most), site)
+        host, _, _ = str(self._options.address).rpartition(":")
+        self._announce(f"http: listening on {self._options.scheme}://{host}:{self.port}")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks the server to stop. Safe in a signal handler."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def reload(self) -> None:
+        """Reads the tokens again. Safe in a signal handler of the main thread."""
+        self._access.reload()
+
+    def join(self) -> None:
+        """Waits until the server has stopped."""
+        if self._server is None:
+            self._socket.close()
+        else:
+            self._thread.join(STOP_S + 2)
+
+    def _config(self, site: Site, most: int) -> uvicorn.Config:
+        options: dict[str, Any] = {}
+        if (certificate := self._options.certificate) is not None:
+            options = {"ssl_certfile": certificate.cert, "ssl_keyfile": certificate.key}
+        return uvicorn.Config(
+            make_application(site),
+            http=partial(Connection, most=most),  # type: ignore[arg-type]
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=2048,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=STOP_S,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            **options,
+        )
+
+    def _run(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException:
+            # The lanes are led on. A load balancer sees that nothing answers.
+            logger.exception("the HTTP server ended; this master goes on without it, until it is started again")
+
+
+class _Server(uvicorn.Server):
+    """Tells the long polls to answer before it waits for them."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._site.stopping.set()
+        await super().shutdown(sockets)
+
+
+def _raised_limit(wanted: int) -> int:
+    """How many connections the process may have, at most ``wanted``. Raises the soft limit of open files for that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OWN_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < needed:
+        logger.warning(
+            "this process may open %d files, so HTTP takes %d connections, not %d: raise its limit (ulimit -n)",
+            soft,
+            max(1, soft - OWN_FILES),
+            wanted,
+        )
+    return min(wanted, max(1, soft - OWN_FILES))
