@@ -71,7 +71,7 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 #                                         different tickets failed within so many seconds, and those are this share of
 #                                         the task's outcomes; one is tried every `probe` s. A share of 0: never
 # bridge_dead_max = 100000                dead letters at which nothing new is read until some are replayed or dropped
-# bridge_history = 100000                 deliveries that the history keeps, about 130 bytes each; 0 turns it off
+# bridge_history = 100000                 results that the history keeps at least, about 130 bytes each; 0: none
 # bridge_retention = 0.0                  seconds that an entry stays in the stream after it was added, also when every
 #                                         group has acknowledged it; None: for ever. One with a dead letter stays
 # bridge_unknown_after = 600.0            seconds that a message waits for a consumer that has its task, when none has

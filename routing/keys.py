@@ -113,7 +113,8 @@ class LaneKeys:
 
     @cached_property
     def history(self) -> str:
-        """Stream of the results of all deliveries (`bridge.routing.history`). The leader adds, and caps it."""
+        """Stream of the results of all deliveries (`bridge.routing.history`). The leader adds, and keeps the newest ones,
+        at least ``bridge_history``."""
         return f"{self.prefix}:history"
 
     @cached_property

@@ -141,10 +141,11 @@ class Reroute:
             moves,
             ids,
             notes.history,
-            self._steps.learn_history_cap(len(notes.history)),
+            self._steps.history_cap.with_next() if notes.history else 0,
         )
         if code is not ReturnCode.OK:
             return code
+        self._steps.history_cap.wrote(len(notes.history))
         for ticket in tickets:
             # Set the attempts first: they decide whether a replayed message may go before this one.
             ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bridge.leader.step.history_cap import HistoryCap
 from bridge.leader.step.inbox import Inbox
 from bridge.protocol.envelope import OPENING, Envelopes
 from bridge.protocol.outcome_entries import EntryKind, Notice
@@ -44,8 +45,7 @@ class Steps:
         self._inbox = Inbox(lane, settling, self.on_notice)
         #: Id of the last entry of the outcome stream that was read and settled.
         self.last_outcome = "0-0"
-        #: Average number of deliveries in one entry of the history.
-        self._rows_per_entry = 1.0
+        self.history_cap = HistoryCap(term.settings.history, term.wire, term.keys.history)
 
     def question(self, *options: Any) -> tuple[Any, ...]:
         """The command that reads the next entries of the outcome stream. ``options``: how it blocks."""
@@ -88,20 +88,13 @@ class Steps:
         if not batch:
             lane.written({}, 0)
             return
-        batch.history_cap = self.learn_history_cap(len(batch.history))
+        if batch.history:
+            batch.history_cap = self.history_cap.with_next()
         done = advance(self._term.redis, self._term.leadership, OPENING, batch)
+        self.history_cap.wrote(len(batch.history))
         lane.written(dispatched, done.base)
         for listener in self.after_write:
             listener(done, batch)
-
-    def learn_history_cap(self, rows: int) -> int:
-        """Updates the average number of rows in an entry of the history from a batch with ``rows`` rows (0: no update).
-
-        Returns how many entries the history may have, so that it holds about ``bridge_history`` deliveries.
-        """
-        if rows:
-            self._rows_per_entry += (rows - self._rows_per_entry) * 0.02
-        return max(1, int(self._term.settings.history / self._rows_per_entry))
 
     def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
         """The Celery message of a run in flight, built again: with the same fences, and marked as in doubt."""

@@ -21,6 +21,7 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
+from bridge.leader.step.history_cap import HistoryCap
 from bridge.leader.step.term import Term
 from bridge.leader.stream.backoffs_over import BackoffsOver
 from bridge.leader.stream.first_messages import FirstMessages
@@ -67,6 +68,8 @@ class LaneWorld:
         #: There are no notices here, and no listeners.
         self.on_notice: dict[Any, Any] = {}
         self.after_write: list[Any] = []
+        nothing: Any = SimpleNamespace(call=lambda *_command: [])
+        self.history_cap = HistoryCap(self.settings.history, nothing, "history")
         self.registered: dict[str, tuple[str, int]] = {}
         self.parser = EntryParser(default_task="short", max_payload=max_payload, known_tasks=list(TASKS))
         #: Entries that the server sent to the master and the master has not read yet.
@@ -286,9 +289,6 @@ class LaneWorld:
             patch("bridge.leader.consumers.lease_watch.time", clock),
         ):
             yield
-
-    def learn_history_cap(self, _rows: int) -> int:
-        return 1000
 
     def _reroute(self, _client: Any, lead: Leadership, life: str, last: str, moves: Any, *rest: Any) -> ReturnCode:
         for _, _, record, _ in moves:
