@@ -113,8 +113,9 @@ class LaneKeys:
 
     @cached_property
     def history(self) -> str:
-        """Stream of the results of all deliveries (`bridge.routing.history`). The leader adds, and keeps the newest ones,
-        at least ``bridge_history``."""
+        """Stream of the results of all deliveries (`bridge.routing.history`). The leader adds, and keeps the newest:
+        at least ``bridge_history`` results.
+        """
         return f"{self.prefix}:history"
 
     @cached_property
