@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
 from bridge.routing.address import normalised, sentinels_of
-from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, error_code
+from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_info, error_code
 
 #: Most connections of one client. When all are busy, a caller waits for a free one.
 CONNECTIONS = 10
@@ -78,11 +78,13 @@ def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
     }
+    options |= driver_info(url)
     if url.startswith("sentinel://"):
         sentinels, manager, primary = sentinels_of(url)
         asking = {
             "socket_timeout": min(timeout_s, SENTINEL_S),
             "socket_connect_timeout": min(timeout_s, SENTINEL_S),
+            **driver_info(url),
             **manager["sentinel_kwargs"],
         }
         asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)

@@ -85,6 +85,13 @@ _REARRANGED = ("XPENDING", "XRANGE", "XREVRANGE", "XINFO GROUPS")
 
 C = TypeVar("C", bound=Redis)
 
+try:
+    from redis.driver_info import DriverInfo
+except ImportError:  # before redis-py 7.1
+    _DRIVER: Any = None
+else:
+    _DRIVER = DriverInfo()
+
 
 def with_raw_replies(client_: C) -> C:
     """Makes ``client_``, which may be a pipeline, return these replies unchanged. Returns it."""
@@ -136,6 +143,18 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
+
+
+def driver_info(url: str) -> dict[str, Any]:
+    """The option that names this client to the server.
+
+    Without it redis-py 8.1 reads the metadata of its own package for each connection: 0.6 ms. Empty where redis-py has
+    no such option, and where ``url`` names the client itself.
+    """
+    if _DRIVER is None or "lib_name=" in url or "lib_version=" in url:
+        return {}
+    return {"driver_info": _DRIVER}
+
 
 #: RESP2 and no decoding, even if a URL says otherwise: the hot paths read raw replies of one form.
 _RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
@@ -211,6 +230,7 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
         "socket_connect_timeout": None if timeout_s is None else min(timeout_s, CONNECT_S),
         "retry": Retry(NoBackoff(), 0),
     }
+    options |= driver_info(url)
     if url.startswith("sentinel://"):
         return _client_of_primary(url, options, single)
     url = normalised(url)
@@ -260,6 +280,7 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": options["retry"],
+        **driver_info(url),
         **manager["sentinel_kwargs"],
     }
     asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)

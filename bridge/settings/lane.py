@@ -138,8 +138,8 @@ class LaneSettings(BaseModel):
         default=100_000,
         ge=0,
         le=100_000_000,
-        description="Fewest results of deliveries that the history keeps; it has little more. Each takes some 130 bytes. "
-        "0 turns the history off.",
+        description="Fewest results of deliveries that the history keeps; it has little more. Each takes some 130 "
+        "bytes. 0 turns the history off.",
     )
     retention: float | None = Field(
         default=0.0,
