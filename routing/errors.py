@@ -98,6 +98,14 @@ class PayloadError(TicketBridgeError):
     """A message that cannot be sent: no ticket, not JSON, or too large."""
 
 
+class OptionError(PayloadError, ValueError):
+    """An option of a message that cannot be: a delay below 0, an eta that is past or has no time zone."""
+
+
+class OptionTypeError(PayloadError, TypeError):
+    """An option of a message that has the wrong type, such as an eta that is no datetime."""
+
+
 class OrderFailed(TicketBridgeError):
     """An operator's order that was refused, or that no leader answered."""
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from redis import Redis
 
-from bridge.routing.errors import PayloadError
+from bridge.routing.errors import OptionError, PayloadError
 from bridge.routing.keys import layout_key
 from bridge.routing.keys import push_once as push_once_key
 from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments, restore_arguments
@@ -70,46 +70,62 @@ def _only_place(stream: str, layout: Layout) -> Places:
     return Places(stream, layout, layout.streams(stream), (layout.suffix(0),))
 
 
-def push_many(client: Redis, places: Places, task: str, arguments: Sequence[bytes]) -> list[str]:
-    """Appends messages, all or none. Returns their ids. ``arguments``: ticket and payload of each message in turn."""
-    keys, args = _many(places, task)
+def push_many(
+    client: Redis, places: Places, task: str, arguments: Sequence[bytes], fields: Sequence[str] = ()
+) -> list[str]:
+    """Appends messages, all or none. Returns their ids.
+
+    ``fields``: names of further fields, such as ``due``. ``arguments``: of each message in turn the ticket, the payload
+    and the values of these fields, in the form of the script's head.
+    """
+    keys, args = _many(places, task, fields)
     return ids_in(_PUSH_MANY.run(client, keys, [*args, *arguments]), "")
 
 
-def many_opening(places: Places, task: str, arguments: int) -> bytes:
+def many_opening(places: Places, task: str, arguments: int, fields: tuple[str, ...] = ()) -> bytes:
     """The beginning of the same call, before ``arguments`` more arguments."""
     if places.numbers:
-        return _PUSH_MANY.opening(*_many(places, task), arguments)
-    return _opening_for_one_stream(places, task, arguments)
+        return _PUSH_MANY.opening(*_many(places, task, fields), arguments)
+    return _opening_for_one_stream(places, task, arguments, fields)
 
 
 @lru_cache(maxsize=64)
-def _opening_for_one_stream(places: Places, task: str, arguments: int) -> bytes:
-    return _PUSH_MANY.opening(*_many(places, task), arguments)
+def _opening_for_one_stream(places: Places, task: str, arguments: int, fields: tuple[str, ...]) -> bytes:
+    return _PUSH_MANY.opening(*_many(places, task, fields), arguments)
 
 
 @lru_cache(maxsize=1024)
 def one_opening(stream: str, layout: Layout, partition: int, task: str) -> bytes:
-    """The beginning of the call that adds one message to a partition."""
+    """The beginning of the call that adds one message without further fields to a partition."""
     places = Places(stream, layout, (layout.stream(stream, partition),), (layout.suffix(partition),))
-    return _PUSH_MANY.opening(*_many(places, task), 2)
+    return _PUSH_MANY.opening(*_many(places, task, ()), 2)
 
 
 def push_once(
-    client: Redis, places: Places, task: str, arguments: Sequence[bytes], key: str, first: int, digest: str
+    client: Redis,
+    places: Places,
+    task: str,
+    arguments: Sequence[bytes],
+    key: str,
+    first: int,
+    digest: str,
+    fields: Sequence[str] = (),
 ) -> list[str]:
     """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
 
     ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
-    Raises `PayloadError` when other messages were pushed under the key.
+    ``arguments`` and ``fields``: as in `push_many`. Raises `PayloadError` when other messages were pushed under the
+    key, and `OptionError` for a time that is past.
     """
-    keys, args = _once(places, task, key, first, digest)
+    keys, args = _once(places, task, key, first, digest, fields)
     return ids_in(_PUSH_ONCE.run(client, keys, [*args, *arguments]), key)
 
 
-def once_opening(places: Places, task: str, arguments: int, key: str, first: int, digest: str) -> bytes:
+def once_opening(
+    places: Places, task: str, arguments: int, key: str, first: int, digest: str, fields: Sequence[str] = ()
+) -> bytes:
     """The beginning of the same call, before ``arguments`` more arguments."""
-    keys, args = _once(places, task, key, first, digest)
+    keys, args = _once(places, task, key, first, digest, fields)
     return _PUSH_ONCE.opening(keys, args, arguments)
 
 
@@ -129,16 +145,25 @@ def stored_layout_in(reply: Sequence[bytes]) -> bytes | None:
 
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
-    """The ids in a script's reply. Raises `PayloadError` as `push_once` does."""
-    if code_of(reply[0]) is ReturnCode.CHANGED:
+    """The ids in a script's reply. Raises `PayloadError` and `OptionError` as `push_once` does."""
+    code = code_of(reply[0])
+    if code is ReturnCode.PAST:
+        raise OptionError("eta is past by the server's clock, and no such push was made under this idempotency key")
+    if code is ReturnCode.ERR:
+        raise OptionError(
+            "this Redis user may not run TIME, which a push with delay or eta needs: give it the rules of `bridge acl`"
+        )
+    if code is ReturnCode.CHANGED:
         raise PayloadError(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
     return text_of(reply[1]).split(" ")
 
 
-def _many(places: Places, task: str) -> tuple[list[Argument], list[Argument]]:
-    return [layout_key(places.base), *places.streams], [*places.arguments(), task]
+def _many(places: Places, task: str, fields: Sequence[str]) -> tuple[list[Argument], list[Argument]]:
+    return [layout_key(places.base), *places.streams], [*places.arguments(), task, " ".join(fields)]
 
 
-def _once(places: Places, task: str, key: str, first: int, digest: str) -> tuple[list[Argument], list[Argument]]:
+def _once(
+    places: Places, task: str, key: str, first: int, digest: str, fields: Sequence[str]
+) -> tuple[list[Argument], list[Argument]]:
     keys: list[Argument] = [layout_key(places.base), push_once_key(places.base, key), *places.streams]
-    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, task]
+    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, task, " ".join(fields)]

@@ -35,6 +35,7 @@ class ReturnCode(Enum):
     WAIT = "WAIT"
     ERR = "ERR"
     LAYOUT = "LAYOUT"
+    PAST = "PAST"
 
 
 def text_of(value: bytes | str) -> str:

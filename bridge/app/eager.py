@@ -3,7 +3,8 @@
 In eager mode a push runs its task at once, in this process. Its effects are recorded, and applied nowhere. The promise
 of a lane holds: the messages of a ticket succeed in the order of their pushes, one at a time. So a message that a
 task pushes is handled after that task. A message that fails comes again at once, without backoff, until its last
-attempt.
+attempt. Nobody waits for a delayed message: when no other message is left, the one that is due first is handled, as
+though its time had come.
 
 ``task.apply(…)`` and ``task.run(…)`` also get a ticket, if their first argument can be a ticket id. These are plain
 calls: errors and retries are Celery's own.
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -29,7 +31,8 @@ from celery.utils.log import get_logger
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
-from bridge.routing.errors import PayloadError, TicketBridgeError
+from bridge.producer.options import Values, due_ms_of
+from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -94,19 +97,22 @@ class Eager:
         self._app = app
         self._lock = threading.RLock()
         self._queue: deque[_Message] = deque()
+        #: (when it is due, a number that keeps equal ones apart, the message) of each delayed message, as a heap.
+        self._delayed: list[tuple[int, int, _Message]] = []
         self._handling = False
         self._last = 0
+        self._pushed = 0
         self._keys: dict[str, tuple[bytes, list[str]]] = {}
         self._parked: set[str] = set()
         #: Called after each attempt.
         self.listeners: list[Callable[[Handled], None]] = []
 
-    def push(self, task: str, messages: list[tuple[str, bytes]], key: str | None) -> list[str]:
+    def push(self, task: str, messages: list[tuple[str, bytes, Values]], key: str | None) -> list[str]:
         """Handles the messages, or queues them while another one is handled. Returns their ids.
 
         If ``task_eager_propagates`` is set, raises the error of the first message that was given up.
         """
-        content = orjson.dumps([task, [(ticket, payload.decode()) for ticket, payload in messages]])
+        content = repr((task, messages)).encode()
         with self._lock:
             if key is not None and key in self._keys:
                 known, ids = self._keys[key]
@@ -114,10 +120,21 @@ class Eager:
                     raise PayloadError(f"other messages were pushed under the idempotency key {key!r}")
                 return list(ids)
             found = self._app.tasks[task]
-            new = [_Message(found, ticket, payload, self.next_id()) for ticket, payload in messages]
+            now_ms = time.time_ns() // 1_000_000
+            dues = [due_ms_of(values, now_ms) for _, _, values in messages]
+            judged = [values for due, (*_, values) in zip(dues, messages, strict=True) if due is None]
+            if any(values.get("due", b"").startswith(b"=") for values in judged):
+                raise OptionError("eta is past, and no such push was made under this idempotency key")
+            new = [_Message(found, ticket, payload, self.next_id()) for ticket, payload, _ in messages]
             if key is not None:
                 self._keys[key] = (content, [message.id for message in new])
-            self._queue += new
+            for due, message, (*_, values) in zip(dues, new, messages, strict=True):
+                if due is None or "hold" in values:
+                    # A held message is handled in the place of its push: its ticket waits for it, and nobody else.
+                    self._queue.append(message)
+                else:
+                    self._pushed += 1
+                    heappush(self._delayed, (due, self._pushed, message))
             if not self._handling:
                 self._drain()
         return [message.id for message in new]
@@ -132,8 +149,8 @@ class Eager:
         first: BaseException | None = None
         self._handling = True
         try:
-            while self._queue:
-                message = self._queue.popleft()
+            while self._queue or self._delayed:
+                message = self._queue.popleft() if self._queue else heappop(self._delayed)[2]
                 if message.ticket_id in self._parked:
                     logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
                     continue
@@ -143,6 +160,7 @@ class Eager:
                     first = first or handled.error
         finally:
             self._queue.clear()
+            self._delayed.clear()
             self._handling = False
         if first is not None and self._app.conf.task_eager_propagates:
             raise first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import signals
@@ -11,6 +12,7 @@ from bridge.app.adoption import adopt_from_now_on
 from bridge.app.belonging import require_subscription
 from bridge.app.installed import Bridge
 from bridge.app.results import keep_results_apart
+from bridge.producer.options import Past, eta_of_text
 from bridge.producer.push import push
 from bridge.protocol.names import BUNDLE_TASK, PUSH_TASK
 from bridge.routing.errors import ConfigurationError
@@ -54,11 +56,25 @@ def _install(app: Celery) -> None:
     # An ordinary task, which any worker may run. If it is delivered twice (a worker died), it pushes once: its own id
     # is the idempotency key.
     @app.task(name=PUSH_TASK, bind=True, shared=False, acks_late=True, bridge_bundle=False)
-    def push_message(self: Any, task: str, ticket_id: str, payload: Any = None) -> str:
-        """Pushes a message for ``task``; returns its id."""
+    def push_message(
+        self: Any,
+        task: str,
+        ticket_id: str,
+        payload: Any = None,
+        *,
+        delay: float | None = None,
+        eta: datetime | str | None = None,
+        hold: bool = False,
+    ) -> str:
+        """Pushes a message for ``task``; returns its id. ``eta`` may be text in the form of ISO 8601.
+
+        ``delay`` counts from this push. When ``eta`` is past by now, the message is due at once.
+        """
         if task in app.tasks and hasattr(app.tasks[task], "bridge_subscription"):
             require_subscription(app.tasks[task])
-        return push(app, task, ticket_id, payload, delay=None, idempotency_key=self.request.id)
+        options = {"delay": delay, "eta": eta_of_text(eta) if isinstance(eta, str) else eta, "hold": hold}
+        key = self.request.id
+        return push(app, task, ticket_id, payload, idempotency_key=key, options=options, past=Past.ALLOWED)
 
     for blueprint, names in STEPS.items():
         app.steps[blueprint].update(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,13 +19,15 @@ from bridge.app.belonging import require_subscription
 from bridge.app.eager import ticket_of_call
 from bridge.app.signature import mismatch, require_match
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
-from bridge.producer.push import apush_many, push, push_many, refuse_delay
+from bridge.producer.options import LONGEST_DELAY_MS, Past, checked_options
+from bridge.producer.push import apush_many, push, push_many
 from bridge.routing.errors import ConfigurationError, StaleFence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from bridge.app.context import TicketContext
+    from bridge.producer.parts import Row
 
 
 class TicketTask(Task):  # type: ignore[misc, unused-ignore]
@@ -63,7 +65,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ticket_id: str | int,
         payload: Any = None,
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
+        eta: datetime | None = None,
+        hold: bool = False,
         idempotency_key: str | None = None,
     ) -> str:
         """Adds a message for this task to the stream; returns its id, which is also its Celery task id.
@@ -71,81 +75,111 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ``idempotency_key``: a second push with the same key, ticket and payload within a day adds nothing, and returns
         the id of the first one. So a push without an answer can be tried again.
 
-        Raises `PayloadError` when ticket or payload cannot be sent, `ServerUnavailable` when Redis refuses or cannot be
-        reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
+        ``delay`` (seconds) or ``eta`` (a datetime with a time zone) says when the message is due. The server's clock
+        decides. Later messages of the ticket overtake it until then; with ``hold=True`` they wait for it.
+
+        Raises `PayloadError` when ticket or payload cannot be sent, its kinds `OptionError` (also a ValueError) and
+        `OptionTypeError` (also a TypeError) when the message cannot be due then, `ServerUnavailable` when Redis refuses
+        or cannot be reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
         """
         require_match(self)
         require_subscription(self)
-        return push(self.app, self.name, ticket_id, payload, delay=delay, idempotency_key=idempotency_key)
+        options = {"delay": delay, "eta": eta, "hold": hold}
+        return push(self.app, self.name, ticket_id, payload, idempotency_key=idempotency_key, options=options)
 
     def push_many(
         self,
-        messages: Iterable[tuple[str | int, Any]],
+        messages: Iterable[Row],
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
+        eta: datetime | None = None,
+        hold: bool = False,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Adds a message for each ``(ticket_id, payload)``, in their order; returns their ids.
 
+        A message may have options of its own, as in ``("T42", {}, {"delay": 30})``. They go before those of the call.
         All are checked before the first is sent. They go in parts of up to 500 messages or 1 MiB, each taken whole or
         not at all. ``idempotency_key`` stands for the whole call. Raises as `push` does; ``error.pushed`` has the ids
         of the messages that are in for certain, which are the first ones.
         """
-        refuse_delay(delay)
         require_match(self)
         require_subscription(self)
-        return push_many(self.app, self.name, messages, idempotency_key=idempotency_key)
+        options = {"delay": delay, "eta": eta, "hold": hold}
+        return push_many(self.app, self.name, messages, idempotency_key=idempotency_key, options=options)
 
     async def apush(
         self,
         ticket_id: str | int,
         payload: Any = None,
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
+        eta: datetime | None = None,
+        hold: bool = False,
         idempotency_key: str | None = None,
     ) -> str:
         """As `push`, for asyncio."""
-        [id_] = await self.apush_many([(ticket_id, payload)], delay=delay, idempotency_key=idempotency_key)
+        [id_] = await self.apush_many(
+            [(ticket_id, payload)], delay=delay, eta=eta, hold=hold, idempotency_key=idempotency_key
+        )
         return id_
 
     async def apush_many(
         self,
-        messages: Iterable[tuple[str | int, Any]],
+        messages: Iterable[Row],
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
+        eta: datetime | None = None,
+        hold: bool = False,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """As `push_many`, for asyncio."""
-        refuse_delay(delay)
         require_match(self)
         require_subscription(self)
-        return await apush_many(self.app, self.name, messages, idempotency_key=idempotency_key)
+        options = {"delay": delay, "eta": eta, "hold": hold}
+        return await apush_many(self.app, self.name, messages, idempotency_key=idempotency_key, options=options)
 
     def push_on_commit(
         self,
         ticket_id: str | int,
         payload: Any = None,
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
+        eta: datetime | None = None,
+        hold: bool = False,
         idempotency_key: str | None = None,
         using: str | None = None,
     ) -> None:
         """Pushes when Django's transaction (of the database ``using``) commits. Outside of one it pushes at once.
 
-        A message that cannot be sent raises now, while the transaction can still be rolled back. Raises
-        `ConfigurationError` without Django.
+        A message that cannot be sent raises now, while the transaction can still be rolled back. ``delay`` counts from
+        the commit. When ``eta`` is past by then, the message is due at once. Raises `ConfigurationError` without
+        Django.
         """
         try:
             from django.db import transaction
         except ImportError:
             raise ConfigurationError("push_on_commit needs Django, which is not installed") from None
-        refuse_delay(delay)
+        options = {"delay": delay, "eta": eta, "hold": hold}
         require_match(self)
         require_subscription(self)
+        checked_options(options)
         ticket_bytes(ticket_id)
         # A copy: the caller may change the payload before the transaction is committed.
         given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))
-        transaction.on_commit(lambda: self.push(ticket_id, given, idempotency_key=idempotency_key), using=using)
+
+        def send() -> None:
+            push(
+                self.app,
+                self.name,
+                ticket_id,
+                given,
+                idempotency_key=idempotency_key,
+                options=options,
+                past=Past.ALLOWED,
+            )
+
+        transaction.on_commit(send, using=using)
 
     def retry(
         self,
@@ -317,7 +351,6 @@ def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn
 
 
 #: The longest wait before a retry: a hundred years. A longer one is shortened, since it may not fit into an outcome.
-LONGEST_DELAY_MS = 100 * 365 * 86_400_000
 
 
 def retry_delay_ms(retry: Retry) -> int | None:

@@ -6,18 +6,23 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import orjson
 
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
+from bridge.producer.options import FIELDS, NONE, Past, Values, checked_options, merged
 from bridge.routing import producing
 from bridge.routing.errors import PayloadError
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES
 
 if TYPE_CHECKING:
     from bridge.routing.partitions import Layout
+
+#: A message of ``push_many``: ticket and payload, and maybe its own options.
+Row = tuple[str | int, Any] | tuple[str | int, Any, Mapping[str, Any] | None]
 
 #: Most messages, and most bytes, of one call of the server. During a call, about a millisecond, it serves no other
 #: client.
@@ -29,41 +34,54 @@ PART_BYTES = 1024 * 1024
 class Part:
     """Messages that are added to the stream in one step.
 
-    ``first``: the number of the first one, from 0. ``packed``: the ticket and payload of each message, as RESP.
-    ``hashes``: the CRC-32 of each ticket, which says its partition.
+    ``first``: the number of the first one, from 0. ``packed``: the ticket and payload of each message, with its values
+    of ``fields``, as RESP. ``hashes``: the CRC-32 of each ticket, which says its partition. ``fields``: names of the
+    further fields that messages of the part have.
     """
 
     first: int
     count: int
     packed: bytes
     hashes: array[int]
+    fields: tuple[str, ...] = ()
 
     def call(self, stream: str, layout: Layout, task: str, key: str | None, total: int) -> bytes:
         """The call of the script that adds them. ``total``: the number of messages of the whole push."""
-        arguments = 2 * self.count
+        arguments = (2 + len(self.fields)) * self.count
         places = producing.places_of(stream, layout, self.hashes)
         if key is None:
-            return producing.many_opening(places, task, arguments) + self.packed
+            return producing.many_opening(places, task, arguments, self.fields) + self.packed
         # The digest covers the task and the total too. Else an equal part for another task, or of a longer push, would
         # be taken for the same push.
-        seen = hashlib.blake2b(f"{total} {task}\n".encode(), digest_size=8)
+        heading = " ".join([str(total), task, *self.fields])
+        seen = hashlib.blake2b(f"{heading}\n".encode(), digest_size=8)
         seen.update(self.packed)
-        return producing.once_opening(places, task, arguments, key, self.first, seen.hexdigest()) + self.packed
+        opening = producing.once_opening(places, task, arguments, key, self.first, seen.hexdigest(), self.fields)
+        return opening + self.packed
 
 
-def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tuple[list[Part], int]:
-    """The parts of ``messages``, and the number of messages.
+def parts_of(
+    messages: Iterable[Row], max_payload: int, options: Mapping[str, Any] = NONE, past: Past = Past.REFUSED
+) -> tuple[list[Part], int]:
+    """The parts of ``messages``, and the number of messages. ``options``: of those that have none of their own.
 
     Raises `PayloadError` for the first message that cannot be sent. The error names its position, from 0.
     """
     parts: list[Part] = []
     pieces: list[int | bytes] = []
+    common = checked_options(options, past)
+    # Those of the messages of this part that have other options than most: their number in the part, and the values.
+    special: dict[int, Values] = {}
     size = first = 0
     number = -1
     dumps = orjson.dumps
     short = min(max_payload, MAX_DEPTH)
     for number, message in _numbered(messages):
-        ticket_id, payload = message if type(message) is tuple and len(message) == 2 else _pair(number, message)
+        if type(message) is tuple and len(message) == 2:
+            ticket_id, payload = message
+            values = common
+        else:
+            ticket_id, payload, values = _row(number, message, common, options, past)
         # Most messages are simple, and are checked inline: function calls would double the cost.
         try:
             ticket = ticket_id.encode() if type(ticket_id) is str else b""
@@ -75,21 +93,40 @@ def parts_of(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> tup
             ticket, content = _encoded(number, ticket_id, payload, max_payload)
         length = len(content)
         if pieces and (number - first >= PART_MESSAGES or size + length > PART_BYTES):
-            parts.append(part_of(first, pieces))
-            first, pieces, size = number, [], 0
+            parts.append(part_of(first, pieces, common, special))
+            first, pieces, special, size = number, [], {}, 0
+        if values is not common:
+            special[number - first] = values
         pieces += (len(ticket), ticket, length, content)
         size += length
     if pieces:
-        parts.append(part_of(first, pieces))
+        parts.append(part_of(first, pieces, common, special))
     return parts, number + 1
 
 
-def part_of(first: int, pieces: list[int | bytes]) -> Part:
-    """The part of messages from number ``first`` on. ``pieces``: length and bytes of each ticket and payload."""
+def part_of(
+    first: int, pieces: list[int | bytes], common: Values = NONE, special: Mapping[int, Values] = MappingProxyType({})
+) -> Part:
+    """The part of messages from number ``first`` on. ``pieces``: length and bytes of each ticket and payload.
+
+    ``common``: the values of the further fields of all messages but those in ``special``.
+    """
     count = len(pieces) // 4
-    # All messages in one format call: one by one costs twice as much.
-    packed = (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces)
-    return Part(first, count, packed, array("I", map(crc32, pieces[1::4])))  # type: ignore[arg-type]
+    hashes = array("I", map(crc32, pieces[1::4]))  # type: ignore[arg-type]
+    if not common and not any(special.values()):
+        # All messages in one format call: one by one costs twice as much.
+        return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces), hashes)
+    fields = tuple(name for name in FIELDS if name in common or any(name in one for one in special.values()))
+    ends = {id(values): _resp(values, fields) for values in (common, *special.values())}
+    rest: list[int | bytes] = []
+    for at in range(count):
+        rest += (*pieces[4 * at : 4 * at + 4], ends[id(special.get(at, common))])
+    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n%b" * count) % tuple(rest), hashes, fields)
+
+
+def _resp(values: Values, fields: Iterable[str]) -> bytes:
+    found = [values.get(name, b"") for name in fields]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(value), value) for value in found])
 
 
 def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
@@ -102,17 +139,25 @@ def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
         ) from None
 
 
-def _pair(number: int, message: Any) -> tuple[Any, Any]:
+def _row(number: int, message: Any, common: Values, options: Mapping[str, Any], past: Past) -> tuple[Any, Any, Values]:
+    """(ticket, payload, values of the further fields) of a message that is no tuple of two."""
     try:
         # Python would also unpack these, if they have two elements: characters, names, or members without an order.
         if isinstance(message, str | bytes | Mapping | Set):
             raise TypeError
-        ticket_id, payload = message
+        ticket_id, payload, *rest = message
+        [own] = rest or [None]
     except (TypeError, ValueError):
         raise PayloadError(
-            f"message {number} must be a pair of ticket_id and payload, not {message!r:.80}; nothing was pushed"
+            f"message {number} must be a pair of ticket_id and payload, or these and a dict of options, "
+            f"not {message!r:.80}; nothing was pushed"
         ) from None
-    return ticket_id, payload
+    if own is None:
+        return ticket_id, payload, common
+    try:
+        return ticket_id, payload, checked_options(merged(options, own), past)
+    except PayloadError as exc:
+        raise type(exc)(f"message {number}: {exc}; nothing was pushed") from None
 
 
 def _encoded(number: int, ticket_id: Any, payload: Any, max_payload: int) -> tuple[bytes, bytes]:
@@ -122,10 +167,14 @@ def _encoded(number: int, ticket_id: Any, payload: Any, max_payload: int) -> tup
         raise PayloadError(f"message {number}: {exc}; nothing was pushed") from None
 
 
-def checked_messages(messages: Iterable[tuple[str | int, Any]], max_payload: int) -> list[tuple[str, bytes]]:
-    """(ticket, payload) of each message. Raises `PayloadError`, as `parts_of` does."""
+def checked_messages(
+    messages: Iterable[Row], max_payload: int, options: Mapping[str, Any] = NONE, past: Past = Past.REFUSED
+) -> list[tuple[str, bytes, Values]]:
+    """(ticket, payload, values of its further fields) of each message. Raises `PayloadError`, as `parts_of` does."""
     found = []
+    common = checked_options(options, past)
     for number, message in _numbered(messages):
-        ticket, content = _encoded(number, *_pair(number, message), max_payload)
-        found.append((ticket.decode(), content))
+        ticket_id, payload, values = _row(number, message, common, options, past)
+        ticket, content = _encoded(number, ticket_id, payload, max_payload)
+        found.append((ticket.decode(), content, values))
     return found

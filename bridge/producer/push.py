@@ -14,7 +14,7 @@ Contract:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -23,9 +23,10 @@ from redis.exceptions import NoScriptError
 
 from bridge.producer.failures import FAILURES, failure_of, rest_of, translated_failures
 from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_bytes
-from bridge.producer.parts import Part, checked_messages, part_of, parts_of
+from bridge.producer.options import Past, checked_options
+from bridge.producer.parts import Part, Row, checked_messages, part_of, parts_of
 from bridge.routing import producing
-from bridge.routing.errors import ConfigurationError, ServerUnavailable
+from bridge.routing.errors import ConfigurationError, OptionError, ServerUnavailable
 from bridge.routing.layouts import claimed_layout, layout_of, lost_layout
 from bridge.routing.return_codes import text_of
 
@@ -39,20 +40,27 @@ if TYPE_CHECKING:
 
 
 def push(
-    app: Celery, task: str, ticket_id: str | int, payload: Any, *, delay: float | None, idempotency_key: str | None
+    app: Celery,
+    task: str,
+    ticket_id: str | int,
+    payload: Any,
+    *,
+    idempotency_key: str | None,
+    options: Mapping[str, Any],
+    past: Past = Past.REFUSED,
 ) -> str:
-    """Adds one message for ``task``; returns its id. See `TicketTask.push`."""
+    """Adds one message for ``task``; returns its id. See `TicketTask.push`, which has the ``options``."""
     settings: Settings = app.bridge.settings
-    refuse_delay(delay)
-    if idempotency_key is not None:
-        [id_] = push_many(app, task, [(ticket_id, payload)], idempotency_key=idempotency_key)
-        return id_
+    key = None if idempotency_key is None else checked_key(idempotency_key)
+    values = checked_options(options, _past(past, key))
     ticket, content = ticket_bytes(ticket_id), payload_bytes(payload, settings.lane.max_payload)
     if app.conf.task_always_eager:
-        here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content)], None)
+        here: list[str] = app.bridge.eager.push(task, [(ticket.decode(), content, values)], key)
         return here[0]
-    if (added := _push_one(app, task, ticket, content)) is None:
-        [added] = _send(app, _Push(app, task, [part_of(0, [len(ticket), ticket, len(content), content])], 1, None))
+    added = None if values or key is not None else _push_one(app, task, ticket, content)
+    if added is None:
+        part = part_of(0, [len(ticket), ticket, len(content), content], values)
+        [added] = _send(app, _Push(app, task, [part], 1, key))
     return added
 
 
@@ -81,19 +89,34 @@ def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | No
     return text_of(reply[1]) if reply[0] == b"OK" else None
 
 
+def _past(past: Past, key: str | None) -> Past:
+    """A push with a key may be repeated when its eta is past."""
+    return Past.JUDGED if past is Past.REFUSED and key is not None else past
+
+
 def push_many(
-    app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
+    app: Celery,
+    task: str,
+    messages: Iterable[Row],
+    *,
+    idempotency_key: str | None,
+    options: Mapping[str, Any],
 ) -> list[str]:
-    """Adds many messages for ``task``; returns their ids. See `TicketTask.push_many`."""
-    push = _Push.of(app, task, messages, idempotency_key)
+    """Adds many messages for ``task``; returns their ids. See `TicketTask.push_many`, which has the ``options``."""
+    push = _Push.of(app, task, messages, idempotency_key, options)
     return _send(app, push) if push.total else push.ids
 
 
 async def apush_many(
-    app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], *, idempotency_key: str | None
+    app: Celery,
+    task: str,
+    messages: Iterable[Row],
+    *,
+    idempotency_key: str | None,
+    options: Mapping[str, Any],
 ) -> list[str]:
     """As `push_many`, for asyncio."""
-    push = _Push.of(app, task, messages, idempotency_key)
+    push = _Push.of(app, task, messages, idempotency_key, options)
     exchange = push.exchange()
     call = next(exchange, None)
     while call is not None:
@@ -122,18 +145,19 @@ class _Push:
         self.total = total
 
     @classmethod
-    def of(cls, app: Celery, task: str, messages: Iterable[tuple[str | int, Any]], key: str | None) -> _Push:
+    def of(cls, app: Celery, task: str, messages: Iterable[Row], key: str | None, options: Mapping[str, Any]) -> _Push:
         """The push of many messages, which are all checked. In eager mode they are handled here, and it has no parts.
 
         Raises `PayloadError`.
         """
         key = None if key is None else checked_key(key)
         largest = app.bridge.settings.lane.max_payload
+        past = _past(Past.REFUSED, key)
         if app.conf.task_always_eager:
             push = cls(app, task, [], 0, key)
-            push.ids = app.bridge.eager.push(task, checked_messages(messages, largest), key)
+            push.ids = app.bridge.eager.push(task, checked_messages(messages, largest, options, past), key)
             return push
-        return cls(app, task, *parts_of(messages, largest), key)
+        return cls(app, task, *parts_of(messages, largest, options, past), key)
 
     def exchange(self) -> Generator[bytes, Any]:
         """The calls to send, each after the reply to the one before. It takes the replies, and the ids in them.
@@ -150,7 +174,10 @@ class _Push:
             while (stored := producing.stored_layout_in(reply)) is not None:
                 layout = yield from self._other_layout(stream, layout, stored)
                 reply = yield part.call(stream, layout, self._task, self._key, self.total)
-            self.ids += producing.ids_in(reply, self._key or "")
+            try:
+                self.ids += producing.ids_in(reply, self._key or "")
+            except OptionError as exc:
+                raise OptionError(f"{exc}; {rest_of(self.ids, self.total)}") from None
 
     def _other_layout(self, stream: str, known: Layout, stored: bytes) -> Generator[bytes, Any, Layout]:
         """The layout to go by after a call with ``known`` was refused. ``stored``: b"" is none.
@@ -227,9 +254,3 @@ async def _answer_async(client: AsyncRedis, call: bytes) -> Any:
         raise
     finally:
         await pool.release(connection)
-
-
-def refuse_delay(delay: float | None) -> None:
-    """Raises `ConfigurationError` for a delay: delayed messages are planned."""
-    if delay is not None:
-        raise ConfigurationError("push(delay=…) is not available yet; push the message when it is due")

@@ -4,10 +4,13 @@
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the messages.
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
---       first partition that the stream would have ('' = a layout is known), task; then ticket and payload of each
---       message.
+--       first partition that the stream would have ('' = a layout is known), task, names of further fields (a list with
+--       spaces; '' = none); then ticket, payload and the values of these fields of each message. A value: '' = this
+--       message has no such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a
+--       time in milliseconds since 1970; any other is the field as it is.
 -- Returns: {'OK', ids of the messages, in their order, in one text, which a caller reads faster than a list};
---          {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that one.
+--          {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that one; {'ERR'}:
+--          there are further fields, the user may not run TIME, and nothing was added.
 -- Keeps: promise 1, for producers: a server that is full, or forbids the user XADD, refuses the first message and so
 --        all of them. Sent one by one, a message could be refused and a later one of its ticket be taken. All producers
 --        put a ticket's messages into the same stream.
@@ -22,9 +25,9 @@ if layout ~= ARGV[1] or lost then
 end
 local call, task, places = redis.call, ARGV[5], ARGV[3]
 local ids = {}
-if places == '' then
+if places == '' and ARGV[6] == '' then
   local stream, suffix = KEYS[2], ARGV[2]
-  for i = 6, #ARGV, 2 do
+  for i = 7, #ARGV, 2 do
     ids[#ids + 1] = call('XADD', stream, '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1]) .. suffix
   end
   return {'OK', table.concat(ids, ' ')}
@@ -37,9 +40,44 @@ local suffixes = {}
 for suffix in ARGV[2]:gmatch('%S+') do
   suffixes[#suffixes + 1] = suffix
 end
-for i = 6, #ARGV, 2 do
-  local at = places:byte(i - 5) * 256 + places:byte(i - 4)
-  ids[#ids + 1] = call('XADD', KEYS[2 + at], '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1])
-    .. suffixes[1 + at]
+local names = {}
+for name in ARGV[6]:gmatch('%S+') do
+  names[#names + 1] = name
+end
+local now
+if #names > 0 then
+  local time = redis.pcall('TIME')
+  if time.err then
+    return {'ERR'}
+  end
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local number = 0
+for i = 7, #ARGV, 2 + #names do
+  local at = places == '' and 0 or places:byte(2 * number + 1) * 256 + places:byte(2 * number + 2)
+  number = number + 1
+  local id
+  if #names == 0 then
+    id = call('XADD', KEYS[2 + at], '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1])
+  else
+    local fields = {'ticket_id', ARGV[i], 'task', task}
+    for j, name in ipairs(names) do
+      local value = ARGV[i + 1 + j]
+      local sign = value:sub(1, 1)
+      if sign == '=' then
+        value = value:sub(2)
+      elseif sign == '+' then
+        value = ('%.0f'):format(now + value)
+      end
+      if value ~= '' then
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+      end
+    end
+    fields[#fields + 1] = 'payload'
+    fields[#fields + 1] = ARGV[i + 1]
+    id = call('XADD', KEYS[2 + at], '*', unpack(fields))
+  end
+  ids[number] = id .. (suffixes[1 + at] or '')
 end
 return {'OK', table.concat(ids, ' ')}

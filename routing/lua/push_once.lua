@@ -6,10 +6,15 @@
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
 --       first partition that the stream would have ('' = a layout is known), number of the first message among all of
---       the push, digest of the messages, life of the note (s), task; then ticket and payload of each message.
+--       the push, digest of the messages, life of the note (s), task, names of further fields (a list with spaces; '' =
+--       none); then ticket, payload and the values of these fields of each message. A value: '' = this message has no
+--       such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a time in
+--       milliseconds since 1970, which must not be past; any other is the field as it is.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed; {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that
---          one.
+--          one; {'PAST'}: a time is past, and nothing was added: the caller refuses the message. A call that was carried
+--          out before is no such one: it is repeated because its answer was lost, maybe for longer than the delay;
+--          {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
 -- Keeps: promise 4, for producers: each message once, for any number of attempts, also when the layout changed between
 --        two of them. I9: the note expires.
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.
@@ -35,6 +40,39 @@ for i = 3, #KEYS do
   -- A key that is no stream is refused here. Later, messages for other streams would be in.
   call('XLEN', KEYS[i])
 end
+local names = {}
+for name in ARGV[9]:gmatch('%S+') do
+  names[#names + 1] = name
+end
+local messages = {}
+local now
+if #names > 0 then
+  local time = redis.pcall('TIME')
+  if time.err then
+    return {'ERR'}
+  end
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+for i = 10, #ARGV, 2 + #names do
+  local fields = {'ticket_id', ARGV[i], 'task', task}
+  for j, name in ipairs(names) do
+    local value = ARGV[i + 1 + j]
+    local sign = value:sub(1, 1)
+    if sign == '=' or sign == '+' then
+      if sign == '=' and tonumber(value:sub(2)) < now then
+        return {'PAST'}
+      end
+      value = sign == '=' and value:sub(2) or ('%.0f'):format(now + value)
+    end
+    if value ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  fields[#fields + 1] = 'payload'
+  fields[#fields + 1] = ARGV[i + 1]
+  messages[#messages + 1] = fields
+end
 call('HSET', KEYS[2], ARGV[5], '')
 call('EXPIRE', KEYS[2], ARGV[7])
 local suffixes = {}
@@ -42,10 +80,9 @@ for suffix in ARGV[2]:gmatch('%S+') do
   suffixes[#suffixes + 1] = suffix
 end
 local ids = {}
-for i = 9, #ARGV, 2 do
-  local at = places == '' and 0 or places:byte(i - 8) * 256 + places:byte(i - 7)
-  ids[#ids + 1] = call('XADD', KEYS[3 + at], '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1])
-    .. (suffixes[1 + at] or '')
+for number, fields in ipairs(messages) do
+  local at = places == '' and 0 or places:byte(2 * number - 1) * 256 + places:byte(2 * number)
+  ids[number] = call('XADD', KEYS[3 + at], '*', unpack(fields)) .. (suffixes[1 + at] or '')
 end
 local text = table.concat(ids, ' ')
 call('HSET', KEYS[2], ARGV[5], ARGV[6] .. ' ' .. text)

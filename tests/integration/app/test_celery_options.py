@@ -228,9 +228,11 @@ def test_a_push_of_what_takes_something_else_is_refused(caller: Any) -> None:
         caller.adds.push("T", 1)
 
 
-def test_a_delayed_push_is_refused(caller: Any) -> None:
-    with pytest.raises(Exception, match="not available yet"):
-        caller.plain.push("T", 1, delay=5)
+def test_a_delayed_push_says_when_it_is_due(caller: Any) -> None:
+    id_ = caller.plain.push("T", 1, delay=5)
+    with closing(caller.app.bridge.client) as client:
+        [(_, fields)] = client.xrange("ticket_stream", id_, id_)
+    assert 5000 <= int(fields[b"due"]) - int(id_.partition("-")[0]) < 5100
 
 
 def test_every_row_of_the_page_names_a_test_that_is_here() -> None:

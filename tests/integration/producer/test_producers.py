@@ -110,10 +110,11 @@ def test_a_part_is_bounded_by_bytes_too(server: EmbeddedServer, shop: Any, push_
         (b"T4", "message 2 must be a pair"),
         ({"ticket_id": "T", "payload": {}}, "message 2 must be a pair"),
         ({"T", "U"}, "message 2 must be a pair"),
-        (("T", {}, 3), "message 2 must be a pair"),
+        (("T", {}, 3), "message 2: the options of a message must be a dict"),
+        (("T", {}, {}, {}), "message 2 must be a pair"),
         (None, "message 2 must be a pair"),
     ],
-    ids=["ticket", "payload", "large", "text", "text of two", "bytes of two", "names", "set", "three", "none"],
+    ids=["ticket", "payload", "large", "text", "text of two", "bytes of two", "names", "set", "three", "four", "none"],
 )
 def test_a_message_that_cannot_be_sent_prevents_the_whole_push(
     server: EmbeddedServer, shop: Any, push_many: Callable[..., list[str]], bad: Any, said: str

@@ -14,7 +14,8 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
-from bridge.app.task import LONGEST_DELAY_MS, has_expired, retry_delay_ms
+from bridge.app.task import has_expired, retry_delay_ms
+from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.errors import StaleFence
 from bridge.routing.records import LostAttempt
