@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from bridge.routing.errors import OptionError, OptionTypeError, PayloadError
@@ -40,7 +41,7 @@ class Past(Enum):
 #: Fields and their values.
 Values = Mapping[str, bytes]
 #: Of a message without options.
-NONE: Values = {}
+NONE: Values = MappingProxyType({})
 
 
 def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Values:

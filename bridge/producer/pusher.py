@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis import Redis
@@ -47,6 +47,8 @@ class Pushed:
     rows: int = 0
     first_id: str | None = None
     last_id: str | None = None
+    #: How many of them say when they are due.
+    delayed: int = 0
     #: Number of rows of a batch whose reply was lost: each of them may be in or not.
     uncertain: int = 0
 
@@ -97,10 +99,11 @@ def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Pushed) -> None:
     # Without a transaction, which would make other clients wait. The replies say for each row whether it is in.
     places = [destination.of(row.ticket) for row in batch]
+    now_ms = _now_ms(client) if any(row.values and row.counts_from_now for row in batch) else 0
     with client.pipeline(transaction=False) as pipe:
         pipe.get(layout_key(destination.stream))
         for row, (stream, _) in zip(batch, places, strict=True):
-            pipe.xadd(stream, row.fields())  # type: ignore[arg-type]
+            pipe.xadd(stream, row.fields(now_ms))  # type: ignore[arg-type]
         try:
             layout, *replies = pipe.execute(raise_on_error=False)
         except UNAVAILABLE as exc:
@@ -120,6 +123,7 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
             refused = refused or (row, reply)
             continue
         pushed.rows += 1
+        pushed.delayed += bool(row.values)
         late += refused is not None
         id_ = f"{reply.decode() if isinstance(reply, bytes) else reply}{suffix}"
         pushed.first_id = pushed.first_id or id_
@@ -132,6 +136,16 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
     shown = translated(error) if isinstance(error, redis.exceptions.RedisError) else None
     behind = f"; {late} rows after it are in" if late else ""
     raise ServerUnavailable(f"the row of line {row.line} was refused: {shown or error}{behind}")
+
+
+def _now_ms(client: Redis) -> int:
+    """The server's time. Raises `ServerUnavailable`."""
+    try:
+        found: Any = client.time()
+    except redis.exceptions.RedisError as exc:
+        raise ServerUnavailable(f"a delay needs the server's time: {translated(exc) or exc}") from None
+    seconds, us = found
+    return int(seconds) * 1000 + int(us) // 1000
 
 
 def _learn(client: Redis, destination: Destination, stored: object) -> None:

@@ -1,8 +1,8 @@
 """Reads rows of a CSV or JSON lines file as messages. A row that cannot be a message is refused, with its position.
 
-One column (``key``) holds the ticket. The column ``task``, if the file has it, holds the task. The payload is the
-column ``payload`` if the file has it, else an object of all other columns. In a CSV file all values are strings. In
-JSON lines they keep their types.
+One column (``key``) holds the ticket. The column ``task``, if the file has it, holds the task; ``due``, ``delay`` and
+``hold`` say when the message is due (`bridge.producer.row_options`). The payload is the column ``payload`` if the file
+has it, else an object of all other columns. In a CSV file all values are strings. In JSON lines they keep their types.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
+from bridge.producer.options import NONE, Values
+from bridge.producer.row_options import COLUMNS, row_values
 from bridge.producer.sources import Source
-from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError
 from bridge.routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
 from bridge.routing.numbers import count
 
@@ -39,18 +41,31 @@ _LONG_NUMBER = re.compile(r"\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that becomes a message. ``line``: its first line, from 1. ``task``: None for the lane's default task."""
+    """A row that becomes a message. ``line``: its first line, from 1. ``task``: None for the lane's default task.
+
+    ``values``: its further fields, in the form of `bridge.producer.options`.
+    """
 
     line: int
     ticket: bytes
     task: str | None
     payload: bytes
+    values: Values = field(default_factory=lambda: NONE)
 
-    def fields(self) -> dict[str, bytes | str]:
-        """The fields of its stream entry."""
-        if self.task is None:
-            return {"ticket_id": self.ticket, "payload": self.payload}
-        return {"ticket_id": self.ticket, "task": self.task, "payload": self.payload}
+    @property
+    def counts_from_now(self) -> bool:
+        """Whether it is due some time after it is pushed."""
+        return self.values.get("due", b"").startswith(b"+")
+
+    def fields(self, now_ms: int = 0) -> dict[str, bytes | str]:
+        """The fields of its stream entry. ``now_ms``: the server's time, from which a delay counts."""
+        found: dict[str, bytes | str] = {"ticket_id": self.ticket}
+        if self.task is not None:
+            found["task"] = self.task
+        for name, value in self.values.items():
+            found[name] = b"%d" % (now_ms + int(value)) if value.startswith(b"+") else value.removeprefix(b"=")
+        found["payload"] = self.payload
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,7 @@ class Rules:
     - ``default_task``: the lane's default task, or that of a subscription.
     - ``tasks``: all tasks that a row may name: those of the app's lanes.
     - ``max_payload``: most bytes of a payload, as JSON.
+    - ``options``: when messages of rows that do not say it are due, as for `push`.
     """
 
     key: str
@@ -70,6 +86,7 @@ class Rules:
     tasks: Collection[str]
     max_payload: int
     delimiter: str = ","
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def longest_line(self) -> int:
@@ -114,7 +131,8 @@ class _Rows:
         key = header.index(rules.key)
         task = header.index(TASK) if TASK in header else None
         payload = header.index(PAYLOAD) if PAYLOAD in header else None
-        rest = [(i, name) for i, name in enumerate(header) if i not in (key, task)]
+        own = [(i, name) for i, name in enumerate(header) if name in COLUMNS and i != key]
+        rest = [(i, name) for i, name in enumerate(header) if i not in (key, task) and (i, name) not in own]
         while True:
             line = source.line + 1
             cells = self._next(reader, line)
@@ -132,7 +150,7 @@ class _Rows:
             else:
                 body = orjson.dumps({name: cells[i] for i, name in rest})
             named = cells[task] if task is not None else ""
-            yield self._row(line, cells[key], named or None, body)
+            yield self._row(line, cells[key], named or None, body, {name: cells[i] for i, name in own})
 
     def _next(self, reader: Any, line: int) -> list[str] | None:
         try:
@@ -192,8 +210,9 @@ class _Rows:
             task = found.pop(TASK, None)
             if not isinstance(task, str | None):
                 raise source.refusal(f"key {TASK!r}: a task's name is a string, not {_shown(task)}")
+            own = {name: found.pop(name) for name in COLUMNS if name in found}
             payload = found.get(PAYLOAD, found)
-            yield self._row(source.line, ticket, task or None, self._dump(payload))
+            yield self._row(source.line, ticket, task or None, self._dump(payload), own)
 
     def _object(self, text: str) -> dict[str, Any]:
         try:
@@ -238,7 +257,7 @@ class _Rows:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _row(self, line: int, ticket: str, task: str | None, payload: bytes) -> Row:
+    def _row(self, line: int, ticket: str, task: str | None, payload: bytes, own: Mapping[str, Any]) -> Row:
         source, rules = self._source, self._rules
         try:
             raw = ticket.encode()
@@ -261,7 +280,12 @@ class _Rows:
                 f"the payload has {len(payload)} bytes of JSON, bridge_max_payload allows {rules.max_payload}",
                 line=line,
             )
-        return Row(line, raw, task, payload)
+        if not own and not rules.options:
+            return Row(line, raw, task, payload)
+        try:
+            return Row(line, raw, task, payload, row_values(own, rules.options))
+        except PayloadError as exc:
+            raise source.refusal(str(exc), line=line) from None
 
 
 def _nearest(wanted: str, there: Collection[str]) -> str:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ from bridge.cli.main import Target
 from bridge.cli.terminal import echo_json
 from bridge.producer.rows import FORMATS, Rules, format_of, rows
 from bridge.producer.sources import Fingerprint, opened, readable_twice
-from bridge.routing.errors import ConfigurationError, InputError, TicketBridgeError
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
 from bridge.routing.numbers import count, duration, rate
 from bridge.routing.terminal import Part, ProgressDisplay, console
 
@@ -39,6 +39,9 @@ PLAIN_EVERY_S = 10.0
 @click.option(
     "--batch", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Rows in one round trip."
 )
+@click.option("--delay", type=float, metavar="SECONDS", help="Messages are due so long after they are pushed.")
+@click.option("--eta", metavar="TIME", help="Messages are due at this time, as in 2030-01-31T12:00:00+01:00.")
+@click.option("--hold", is_flag=True, help="Until a message is due, later ones of its ticket wait for it.")
 @click.option("--dry-run", is_flag=True, help="Only check the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 @click.pass_obj
@@ -50,10 +53,15 @@ def push(
     kind: Format | None,
     delimiter: str,
     batch: int,
+    delay: float | None,
+    eta: str | None,
+    hold: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Pushes one message for each row of FILE: CSV or JSON lines, also gzipped. - is standard input.
+
+    The columns due, delay and hold of a row go before --delay, --eta and --hold. They are no part of the payload.
 
     The whole file is checked before the first message is pushed. A pipe is checked row by row.
     """
@@ -78,7 +86,8 @@ def push(
         known = ", ".join(sorted(tasks)) or "none"
         what = "it belongs to no subscription" if task in ticket_tasks(app) else "there is no such task"
         raise ConfigurationError(f"--task {task}: {what}; this app's tasks: {known}")
-    rules = Rules(key, task, default, tasks, lane.max_payload, delimiter)
+    options = _options(delay, eta, hold)
+    rules = Rules(key, task, default, tasks, lane.max_payload, delimiter, options)
 
     # Connects before the check, which may take long.
     client = None if dry_run else reach(app)
@@ -118,6 +127,20 @@ def push(
     sys.exit(code)
 
 
+def _options(delay: float | None, eta: str | None, hold: bool) -> dict[str, Any]:
+    """The options of rows that have none. Raises `ConfigurationError`."""
+    from bridge.producer.options import checked_options, eta_of_text
+
+    try:
+        given = {"delay": delay, "eta": None if eta is None else eta_of_text(eta), "hold": hold}
+        found = {name: value for name, value in given.items() if value is not None and value is not False}
+        if not (hold and delay is None and eta is None):  # else the rows say when they are due
+            checked_options(found)
+    except PayloadError as exc:
+        raise ConfigurationError(f"{exc}; nothing was pushed") from None
+    return found
+
+
 def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bool) -> None:
     speed = pushed.rows / seconds if seconds > 0 else 0.0
     if as_json:
@@ -125,6 +148,7 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
             {
                 "stream": stream,
                 "pushed": pushed.rows,
+                "delayed": pushed.delayed,
                 "uncertain": pushed.uncertain,
                 "first_id": pushed.first_id,
                 "last_id": pushed.last_id,
@@ -139,7 +163,9 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
             what = f"{count(pushed.rows, 'row')} pushed for certain, {pushed.uncertain:,} more may be in"
         click.echo(f"Error: {error}; {what}", err=True)
     elif not as_json:
-        click.echo(f"pushed {count(pushed.rows, 'message')} to {stream} in {duration(seconds * 1000)} ({rate(speed)})")
+        later = f", {pushed.delayed:,} of them delayed" if pushed.delayed else ""
+        took = f"{duration(seconds * 1000)} ({rate(speed)})"
+        click.echo(f"pushed {count(pushed.rows, 'message')} to {stream} in {took}{later}")
 
 
 def _check(file: str, kind: Format, rules: Rules, *, quiet: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from dataclasses import replace
 from typing import BinaryIO, cast
 
 import pytest
@@ -225,3 +226,67 @@ def test_gzip_is_known_by_its_content_too(tmp_path: object) -> None:
 def _source(data: bytes) -> Source:
     raw = cast("BinaryIO", io.BytesIO(data))
     return Source("log", raw, raw, None)
+
+
+# -- when a row is due ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "options", "values"),
+    [
+        ("ticket_id,due,a\nT,1900000000000,1", "csv", {}, {"due": b"1900000000000"}),
+        ("ticket_id,due,hold,a\nT,1900000000000,1,1", "csv", {}, {"due": b"1900000000000", "hold": b"1"}),
+        ("ticket_id,due,hold,a\nT,1900000000000,,1", "csv", {"hold": True}, {"due": b"1900000000000", "hold": b"1"}),
+        ("ticket_id,due,hold,a\nT,1900000000000,no,1", "csv", {"hold": True}, {"due": b"1900000000000"}),
+        ("ticket_id,due,a\nT,2030-03-17T17:46:40Z,1", "csv", {}, {"due": b"1900000000000"}),
+        ("ticket_id,due,a\nT,2001-09-09T01:46:40Z,1", "csv", {}, {"due": b"1000000000000"}),
+        ("ticket_id,delay,a\nT,1.5,1", "csv", {}, {"due": b"+1500"}),
+        ("ticket_id,delay,a\nT,,1", "csv", {"delay": 7.0}, {"due": b"+7000"}),
+        ("ticket_id,delay,due,a\nT,,,1", "csv", {}, {}),
+        ("ticket_id,a\nT,1", "csv", {"delay": 7.0, "hold": True}, {"due": b"+7000", "hold": b"1"}),
+        ("ticket_id,a\nT,1", "csv", {"hold": True}, {}),
+        ('{"ticket_id": "T", "a": "1", "delay": 30, "hold": true}', "json", {}, {"due": b"+30000", "hold": b"1"}),
+        ('{"ticket_id": "T", "a": "1", "due": 1900000000000}', "json", {"delay": 7.0}, {"due": b"1900000000000"}),
+        ('{"ticket_id": "T", "a": "1", "due": null, "hold": null}', "json", {}, {}),
+    ],
+    ids=range(14),
+)
+def test_columns_say_when_a_row_is_due(
+    data: str, kind: Format, options: dict[str, object], values: dict[str, bytes]
+) -> None:
+    [row] = read(data, kind, replace(RULES, options=options))
+    assert row == Row(row.line, b"T", None, b'{"a":"1"}', values)
+
+
+def test_a_delay_counts_from_the_servers_time() -> None:
+    row = Row(1, b"T", None, b"1", {"due": b"+1500", "hold": b"1"})
+    assert row.counts_from_now
+    assert row.fields(1_900_000_000_000)["due"] == b"1900000001500"
+    assert not Row(1, b"T", None, b"1", {"due": b"1500"}).counts_from_now
+    assert Row(1, b"T", None, b"1", {"due": b"=1500"}).fields(7)["due"] == b"1500"
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ('"due": "tomorrow"', "eta must be a time such as 2030-01-31T12:00:00"),
+        ('"due": "2030-01-31T12:00:00"', "has no time zone"),
+        ('"due": -1', "column 'due' must not be below 0, it is -1"),
+        ('"due": 9000000000000000', "column 'due' is more than 100 years away"),
+        ('"due": 1e12', "column 'due' must be milliseconds since 1970 or a time"),
+        ('"due": true', "column 'due' must be milliseconds since 1970 or a time"),
+        ('"delay": "soon"', "column 'delay' must be a number of seconds, not 'soon'"),
+        ('"delay": "nan"', "not NaN"),
+        ('"delay": -1', "delay must not be below 0"),
+        ('"delay": 1, "due": 1900000000000', "'due' and 'delay' both say"),
+        ('"hold": "perhaps", "delay": 1', "column 'hold' must be true or false, not 'perhaps'"),
+        ('"hold": [1], "delay": 1', "column 'hold' must be true or false"),
+        ('"hold": true', "hold=True needs delay or eta"),
+    ],
+    ids=range(13),
+)
+def test_a_row_that_cannot_be_due_is_refused_with_its_line(cells: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        read(f'\n{{"ticket_id": "T", {cells}}}', "json")
+    assert str(raised.value).startswith("log:2: ")
+    assert "\n" not in str(raised.value)

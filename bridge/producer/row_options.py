@@ -1,0 +1,71 @@
+"""The columns of a row that say when its message is due: ``due``, ``delay`` and ``hold``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.producer.options import LONGEST_DELAY_MS, NONE, Past, Values, checked_options, eta_of_text
+from bridge.routing.errors import OptionError, OptionTypeError
+
+DUE = "due"
+DELAY = "delay"
+HOLD = "hold"
+#: The columns that are no part of the payload.
+COLUMNS = (DUE, DELAY, HOLD)
+
+_YES = {"1", "true", "yes"}
+_NO = {"", "0", "false", "no"}
+
+
+def row_values(cells: Mapping[str, Any], common: Mapping[str, Any]) -> Values:
+    """The fields that the columns of a row stand for. ``cells``: of a CSV file text, and of JSON lines any value.
+
+    ``common``: the options of rows that have none, as for `bridge.producer.options.checked_options`. A row with ``due``
+    or ``delay`` has its own time. A time that is past is none. Raises `OptionError` and `OptionTypeError`.
+    """
+    due, delay, hold = (None if cells.get(name) == "" else cells.get(name) for name in COLUMNS)
+    held = common.get("hold", False) if hold is None else _flag(hold)
+    if due is not None and delay is not None:
+        raise OptionError(f"{DUE!r} and {DELAY!r} both say when the message is due: give one of them")
+    if due is not None:
+        return _at(due, held=held)
+    if delay is not None:
+        return checked_options({"delay": _seconds(delay), "hold": held})
+    if hold is None and "delay" not in common and "eta" not in common:
+        return NONE
+    return checked_options({**common, "hold": held}, Past.ALLOWED)
+
+
+def _at(due: Any, *, held: bool) -> Values:
+    """``due``: milliseconds since 1970, or a time in the form of ISO 8601, with its time zone."""
+    if isinstance(due, bool) or not isinstance(due, int | str):
+        raise OptionTypeError(
+            f"column {DUE!r} must be milliseconds since 1970 or a time such as 2030-01-31T12:00:00Z, not {due!r:.60}"
+        )
+    text = str(due) if isinstance(due, str) or abs(due) < 10**18 else "9" * 18
+    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
+        return checked_options({"eta": eta_of_text(text), "hold": held}, Past.ALLOWED)
+    due_ms = int(text[:19])
+    if due_ms < 0:
+        raise OptionError(f"column {DUE!r} must not be below 0, it is {text}")
+    if due_ms > time.time_ns() // 1_000_000 + LONGEST_DELAY_MS:
+        raise OptionError(f"column {DUE!r} is more than 100 years away: {text:.40} milliseconds since 1970")
+    return {"due": b"%d" % due_ms, "hold": b"1"} if held else {"due": b"%d" % due_ms}
+
+
+def _seconds(delay: Any) -> Any:
+    if not isinstance(delay, str):
+        return delay
+    try:
+        return float(delay)
+    except ValueError:
+        raise OptionError(f"column {DELAY!r} must be a number of seconds, not {delay!r:.60}") from None
+
+
+def _flag(hold: Any) -> bool:
+    text = str(hold).lower() if isinstance(hold, str | bool | int) else "?"
+    if text in _YES or text in _NO:
+        return text in _YES
+    raise OptionError(f"column {HOLD!r} must be true or false, not {hold!r:.60}")
