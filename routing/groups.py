@@ -63,3 +63,12 @@ def groups_in(reply: Any) -> dict[bytes, Group]:
         read_to = facts[b"last-delivered-id"].decode()
         found[facts[b"name"]] = Group(read_to, int(facts[b"pending"]), facts.get(b"lag"), facts.get(b"entries-read"))
     return found
+
+
+def unless_missing(reply: Any) -> Any:
+    """The reply. None if it is the error that the stream or the group does not exist. Raises other errors."""
+    if isinstance(reply, ResponseError) and ("no such key" in str(reply) or "NOGROUP" in str(reply)):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply

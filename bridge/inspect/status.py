@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
-
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
 from bridge.link.connections import without_password
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.unserved import UnservedTask, read_unserved
-from bridge.routing.groups import Group, group_in, pending_summary
+from bridge.routing.groups import Group, group_in, pending_summary, unless_missing
 from bridge.routing.ids import id_key, younger_than
 from bridge.routing.leadership import read_token
 from bridge.routing.numbers import count, duration
@@ -135,9 +133,9 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         replies = pipe.execute(raise_on_error=False)
     # A missing stream or group is no error.
-    pending_raw = _unless_missing(replies.pop())
+    pending_raw = unless_missing(replies.pop())
     group = group_in(replies.pop(), keys.group)
-    stream = _as_dict(_unless_missing(replies.pop()) or [])
+    stream = _as_dict(unless_missing(replies.pop()) or [])
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -278,15 +276,6 @@ def _server(info: dict[str, Any]) -> str:
     if info.get("server_name") == "valkey":
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info['redis_version']}"
-
-
-def _unless_missing(reply: Any) -> Any:
-    """The reply. None if it is the error that the stream or the group does not exist. Raises other errors."""
-    if isinstance(reply, ResponseError) and ("no such key" in str(reply) or "NOGROUP" in str(reply)):
-        return None
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
 
 
 def _as_dict(flat: Any) -> dict[bytes, Any]:

@@ -140,6 +140,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         "type",
         "xadd",
         "xdel",
+        "xinfo|consumers",
         "xinfo|groups",
         "xinfo|stream",
         "xlen",

@@ -168,6 +168,8 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             ["ticket", "list"],
             ["ticket", "park", "T1"],
             ["ticket", "release", "T1"],
+            ["pending"],
+            ["pending", "--limit", "5"],
             ["dead", "list"],
             ["dead", "show", letter["message_id"]],
             ["dead", "replay", letter["message_id"]],

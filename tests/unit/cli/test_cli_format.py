@@ -22,6 +22,7 @@ COMMANDS = [
     ("consumer", "drain", "w1@here"),
     ("consumer", "resume", "w1@here"),
     ("consumer", "transfer", "w1@here"),
+    ("pending",),
     ("dead", "list"),
     ("dead", "show", "1-0"),
     ("dead", "replay", "--all", "--yes"),

@@ -17,6 +17,7 @@ TYPES = types_of(KEYS)
 COMMANDS = (
     "status",
     "status --watch",
+    "pending",
     "dead list",
     "dead show 1-1",
     "dead drop --all --yes",

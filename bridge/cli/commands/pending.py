@@ -1,0 +1,141 @@
+"""``bridge pending``: the pending messages, as XPENDING and XINFO CONSUMERS have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from bridge.cli.main import Target
+from bridge.cli.parameters import NON_EMPTY, Number
+from bridge.cli.terminal import echo_json
+from bridge.inspect.pending import PendingState
+from bridge.routing.numbers import count, duration
+from bridge.routing.terminal import console
+from bridge.routing.text import one_line, printable
+
+if TYPE_CHECKING:
+    from bridge.inspect.pending import PendingPage, PendingSummary
+
+#: The states as words of the command line.
+STATES = {state.value.replace(" ", "-"): state for state in PendingState}
+#: The largest number of ms that a server takes as an idle time.
+IDLE_MS = 2**53
+
+
+@click.command()
+@click.option("--idle", "idle_s", metavar="S", type=Number(0, IDLE_MS / 1000), help="Only messages idle for S seconds.")
+@click.option("--consumer", metavar="NAME", type=NON_EMPTY, help="Only messages pending under this name.")
+@click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
+@click.option("--state", type=click.Choice(list(STATES)), help="Only messages in this state.")
+@click.option("--after", metavar="ID", help="Begin behind this message: the next page.")
+@click.option("--limit", type=click.IntRange(1, 10_000), help="Print N at most.  [default: 100]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def pending(
+    target: Target,
+    idle_s: float | None,
+    consumer: str | None,
+    ticket: str | None,
+    state: str | None,
+    after: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Prints the messages that are pending in the consumer group: with another option than --json a page of them,
+    without one how many there are under each name.
+    """
+    from bridge.app.finding import reach_lanes
+    from bridge.inspect.pending import Wanted, read_pending, summarise
+    from bridge.producer.message_bytes import ticket_bytes
+
+    lanes = target.app_lanes
+    if ticket is not None:
+        ticket_bytes(ticket)
+        lane = target.lane_of_ticket(ticket)
+        # While the stream is repartitioned, its older messages are in a partition of the older layout.
+        lanes = tuple(one for one in lanes if one is lane or one.partitions != lane.partitions)
+    if after is not None:
+        _check_id(target, after)
+    redis = reach_lanes(target.app, target.app_lanes)
+    if (idle_s, consumer, ticket, state, after, limit) == (None,) * 6:
+        found = summarise(redis, lanes)
+        if as_json:
+            echo_json(found.document())
+        else:
+            _print_summary(found)
+        return
+    wanted = Wanted(
+        idle_ms=None if idle_s is None else int(idle_s * 1000),
+        consumer=consumer,
+        ticket=ticket,
+        state=None if state is None else STATES[state],
+    )
+    page = read_pending(redis, lanes, wanted, after=after, limit=limit or 100)
+    if as_json:
+        echo_json(page.document())
+    else:
+        _print_page(page)
+
+
+def _check_id(target: Target, after: str) -> None:
+    """Raises `InputError` for what is no message id of the lane."""
+    from bridge.routing.errors import InputError
+    from bridge.routing.ids import LAST_SEQUENCE, id_key
+    from bridge.routing.partitions import stream_id
+
+    target.lane_of_message(after)
+    text = stream_id(after)
+    try:
+        good = text.isascii() and all(part.isdigit() for part in text.split("-")) and max(id_key(text)) <= LAST_SEQUENCE
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(f"--after: {printable(after)} is no message id, such as 1717171717171-0")
+
+
+def _print_summary(found: PendingSummary) -> None:
+    if found.oldest_ms is None:
+        click.echo("nothing is pending")
+    else:
+        click.echo(
+            f"{count(found.total, 'message')} pending; the oldest is {found.oldest_id}, {duration(found.oldest_ms)} old"
+        )
+    if not found.consumers:
+        return
+    table = _table(("name in the group", "is"), ("pending", "idle"))
+    for one in found.consumers:
+        kind = one.kind if one.kind != "parked tickets" else count(one.names, "parked ticket")
+        table.add_row(printable(one.name), kind, f"{one.pending:,}", duration(one.idle_ms))
+    console().print(table)
+
+
+def _print_page(page: PendingPage) -> None:
+    if page.messages:
+        table = _table(("message", "ticket", "state", "consumer"), ("idle", "deliveries", "attempt"))
+        for one in page.messages:
+            table.add_row(
+                one.message_id,
+                "?" if one.ticket_id is None else one_line(one.ticket_id, 512),
+                one.state.value,
+                printable(one.consumer),
+                duration(one.idle_ms),
+                f"{one.deliveries:,}",
+                "" if one.attempt is None else str(one.attempt),
+            )
+        console().print(table)
+    elif page.next is None:
+        click.echo("no such message is pending")
+    if page.next is not None:
+        looked = "" if page.messages else f"none of the first {page.looked_at:,} matches; "
+        click.echo(f"{looked}there are more: --after {page.next}")
+
+
+def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in left:
+        made.add_column(name, no_wrap=True)
+    for name in right:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made

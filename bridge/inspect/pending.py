@@ -1,0 +1,402 @@
+"""The pending messages of a lane, as XPENDING and XINFO CONSUMERS have them, with ticket and state. Never writes.
+
+A page of messages comes from XPENDING with a range, so its ids, consumers, idle times and deliveries are the server's
+own. The ticket of an entry never changes, so it may be read before. The rows and the ticket records, which give the
+states, are read in one MULTI, so that they belong together.
+
+Everything here is bounded: a page, and what a search looks at (`LIMIT` rows), however many messages are pending. A
+search that ends there says so, and the next one goes on behind its last row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from heapq import merge
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from bridge.inspect.scans import FIRST_PAGE, LIMIT, PAGE_BYTES, PAGE_MAX, ticket_of
+from bridge.routing import records
+from bridge.routing.groups import pending_summary, unless_missing
+from bridge.routing.ids import id_before, id_key, younger_than
+from bridge.routing.partitions import stream_id, suffix_of
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.app.lanes import AppLane
+    from bridge.settings.lane import LaneSettings
+
+#: Names in the group among which a search for a state looks one by one. Of more it reads all entries, in id order.
+NAMES_ONE_BY_ONE = 64
+#: Most reads of one page, when messages become pending in the meantime.
+TRIES = 3
+
+
+class PendingState(Enum):
+    """The state of a pending message. The value is the text that is shown."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in flight"
+    AWAITING_RETRY = "awaiting retry"
+    PARKED = "parked"
+    #: Pending under a name that no record explains. The leader claims it back.
+    STRAY = "stray"
+
+
+@dataclass(frozen=True)
+class PendingMessage:
+    """One pending message. ``ticket_id`` is None where its entry is gone, or names no valid one."""
+
+    message_id: str
+    #: The name in the group under which it is pending.
+    consumer: str
+    ticket_id: str | None
+    state: PendingState
+    #: Since it was last delivered or claimed, as XPENDING has it.
+    idle_ms: int
+    #: How often it was delivered by XREADGROUP, or claimed without JUSTID, as XPENDING has it. The bridge's own claims
+    #: do not count there: attempts are in the ticket's record.
+    deliveries: int
+    #: The attempt that runs, or comes next; None: it has had none.
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class PendingPage:
+    """Messages in the order of their ids, the partitions one after the other. ``next``: where to go on (``--after``);
+    None: these are all. ``looked_at``: pending messages that were read for them.
+    """
+
+    messages: tuple[PendingMessage, ...]
+    next: str | None
+    looked_at: int
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "messages": [{**asdict(one), "state": one.state.value} for one in self.messages],
+            "next": self.next,
+            "looked_at": self.looked_at,
+        }
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which messages are wanted. None: any."""
+
+    idle_ms: int | None = None
+    consumer: str | None = None
+    ticket: str | None = None
+    state: PendingState | None = None
+
+    def has(self, message: PendingMessage) -> bool:
+        """Whether ``message`` has the ticket and the state that are wanted. The server compares the rest."""
+        return (self.ticket is None or message.ticket_id == self.ticket) and self.state in (None, message.state)
+
+
+@dataclass(frozen=True)
+class PendingConsumer:
+    """One name in the group, as XINFO CONSUMERS has it. The names of parked tickets are one row."""
+
+    name: str
+    pending: int
+    #: Since it last read or claimed, or a message was claimed for it; of several names the least.
+    idle_ms: int
+    #: What the name means: "master", "consumer", "parked tickets" or "unknown".
+    kind: str
+    #: How many names the row is about.
+    names: int = 1
+
+
+@dataclass(frozen=True)
+class PendingSummary:
+    """The pending messages of a lane, or of several. ``oldest_ms``: the age of the oldest by its id; None: none."""
+
+    total: int
+    oldest_id: str | None
+    oldest_ms: int | None
+    consumers: tuple[PendingConsumer, ...]
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
+
+# -- the summary ---------------------------------------------------------------------------------------------------
+
+
+def summarise(redis: Redis, lanes: Sequence[AppLane]) -> PendingSummary:
+    """The pending messages of ``lanes`` by name in the group. Raises redis errors."""
+    rows: dict[tuple[str, str], PendingConsumer] = {}
+    total, oldest, oldest_ms = 0, None, None
+    for lane in lanes:
+        settings = lane.settings
+        keys = settings.keys
+        with redis.pipeline(transaction=True) as pipe:
+            pipe.time()
+            pipe.hkeys(keys.consumers)
+            pipe.execute_command("XPENDING", keys.stream, keys.group)
+            pipe.execute_command("XINFO", "CONSUMERS", keys.stream, keys.group)
+            time_, registered, summary, named = pipe.execute(raise_on_error=False)
+        for reply in (time_, registered):
+            if isinstance(reply, Exception):
+                raise reply
+        found = pending_summary(unless_missing(summary))
+        total += found.total
+        if found.oldest is not None:
+            age_ms = max(0, time_[0] * 1000 + time_[1] // 1000 - id_key(found.oldest)[0])
+            if oldest_ms is None or age_ms > oldest_ms:
+                oldest, oldest_ms = found.oldest + lane.id_suffix, age_ms
+        known = {name.decode(errors="surrogateescape") for name in registered}
+        for one in _consumers(unless_missing(named) or (), settings, known):
+            before = rows.get((one.kind, one.name))
+            rows[one.kind, one.name] = one if before is None else _sum(before, one)
+    order = ("master", "consumer", "parked tickets", "unknown")
+    return PendingSummary(
+        total, oldest, oldest_ms, tuple(sorted(rows.values(), key=lambda one: (order.index(one.kind), one.name)))
+    )
+
+
+def _consumers(reply: Any, lane: LaneSettings, registered: set[str]) -> Iterator[PendingConsumer]:
+    shelves = lane.keys.parked_consumer(lane.master, "")
+    for flat in reply:
+        pairs = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+        facts = {key.encode() if isinstance(key, str) else key: value for key, value in pairs.items()}
+        name = _name(facts[b"name"])
+        kind = "consumer" if name in registered else "unknown"
+        if name == lane.master:
+            kind = "master"
+        elif name.startswith(shelves) and name not in registered:
+            name, kind = f"{shelves}*", "parked tickets"
+        yield PendingConsumer(_shown(name), int(facts[b"pending"]), int(facts[b"idle"]), kind)
+
+
+def _sum(one: PendingConsumer, other: PendingConsumer) -> PendingConsumer:
+    """The row of two names of parked tickets, or of one name in two partitions."""
+    names = one.names + other.names if one.kind == "parked tickets" else 1
+    idle_ms = min(one.idle_ms, other.idle_ms)
+    return PendingConsumer(one.name, one.pending + other.pending, idle_ms, one.kind, names)
+
+
+# -- a page --------------------------------------------------------------------------------------------------------
+
+
+def read_pending(
+    redis: Redis, lanes: Sequence[AppLane], wanted: Wanted, *, after: str | None = None, limit: int = 100
+) -> PendingPage:
+    """The first ``limit`` pending messages that are ``wanted``, behind the message ``after``. Raises redis errors.
+
+    ``after`` names its partition, as ids of the app do. One that names none of ``lanes`` is behind all of them.
+    """
+    found: list[PendingMessage] = []
+    looked_at = 0
+    begun = after is None
+    for lane in lanes:
+        at: str | None = None
+        if not begun and after is not None:
+            if lane.id_suffix != suffix_of(after):
+                continue
+            begun, at = True, stream_id(after)
+        pages = _LanePages(redis, lane.settings, wanted)
+        if len(found) == limit or looked_at >= LIMIT:
+            # Only whether a later partition has any.
+            if (first := pages.first_id()) is not None:
+                return PendingPage(tuple(found), id_before(id_key(first)) + lane.id_suffix, looked_at)
+            continue
+        for page, end in pages.behind(at, limit, LIMIT - looked_at):
+            at = end
+            for message in page:
+                looked_at += 1
+                if wanted.has(message):
+                    found.append(replace(message, message_id=message.message_id + lane.id_suffix))
+                if len(found) == limit or looked_at == LIMIT:
+                    at = message.message_id
+                    break
+            if len(found) == limit or looked_at >= LIMIT:
+                break
+        if at is not None and (len(found) == limit or looked_at >= LIMIT) and pages.any_behind(at):
+            return PendingPage(tuple(found), at + lane.id_suffix, looked_at)
+    return PendingPage(tuple(found), None, looked_at)
+
+
+@dataclass
+class _Row:
+    """A row of XPENDING."""
+
+    id: str
+    name: str
+    idle_ms: int
+    deliveries: int
+
+
+class _LanePages:
+    """Reads the pending messages of one lane, a page at a time."""
+
+    def __init__(self, redis: Redis, lane: LaneSettings, wanted: Wanted) -> None:
+        self._redis = redis
+        self._lane = lane
+        self._wanted = wanted
+        #: Entry -> its ticket, of entries that were read.
+        self._tickets: dict[str, str | None] = {}
+        self._bytes = 0
+        self._names: list[str] | None = None
+
+    def behind(self, at: str | None, least: int, most: int) -> Iterator[tuple[list[PendingMessage], str]]:
+        """Pages behind the entry ``at`` (None: from the first), up to ``most`` messages, each with the entry up to
+        which it is about. ``least``: messages in the first page, when nothing is filtered here.
+        """
+        self._names = self._names_to_read()
+        filters = self._wanted.ticket is not None or self._wanted.state is not None
+        size = min(PAGE_MAX, most, FIRST_PAGE if filters else max(1, least))
+        read = 0
+        while read < most:
+            rows = self._rows(at, size)
+            if not rows:
+                return
+            yield self._page(at, rows, size), rows[-1].id
+            if len(rows) < size:
+                return
+            at = rows[-1].id
+            read += len(rows)
+            size = max(1, min(PAGE_MAX, PAGE_BYTES // max(1, self._bytes // read), most - read))
+
+    def any_behind(self, at: str) -> bool:
+        """Whether there is a message behind ``at``, wanted or not."""
+        return bool(self._rows(at, 1))
+
+    def first_id(self) -> str | None:
+        """The first entry that may be wanted."""
+        self._names = self._names_to_read()
+        rows = self._rows(None, 1)
+        return rows[0].id if rows else None
+
+    def _page(self, at: str | None, rows: list[_Row], size: int) -> list[PendingMessage]:
+        """The messages of ``rows``, as they are now."""
+        keys, end = self._lane.keys, rows[-1].id
+        texts: list[bytes | None] = []
+        tickets: list[str] = []
+        for _ in range(TRIES):
+            self._learn(row.id for row in rows)
+            tickets = list({ticket for row in rows if (ticket := self._tickets[row.id]) is not None})
+            with self._redis.pipeline(transaction=True) as pipe:
+                for command in self._commands(at, size, end):
+                    pipe.execute_command(*command)
+                pipe.hmget(keys.tickets, [ticket.encode() for ticket in tickets] or [b""])
+                *pages, texts = pipe.execute()
+            rows = _merged(pages, size)
+            if all(row.id in self._tickets for row in rows):
+                break
+        known = {ticket: records.parse(text) for ticket, text in zip(tickets, texts, strict=False) if text is not None}
+        # Others became pending during this read.
+        return [self._message(row, known) for row in rows if row.id in self._tickets]
+
+    def _message(self, row: _Row, known: Mapping[str, records.Record]) -> PendingMessage:
+        ticket = self._tickets[row.id]
+        record = None if ticket is None else known.get(ticket)
+        mine = record is not None and row.id in record.ids
+        lane = self._lane
+        state, attempt = PendingState.STRAY, None
+        if row.name == lane.master:
+            state = PendingState.AWAITING_RETRY if mine else PendingState.WAITING
+        elif ticket is not None and row.name == lane.keys.parked_consumer(lane.master, ticket):
+            state = PendingState.PARKED
+        elif mine and record is not None and record.in_flight and record.consumer == row.name:
+            state = PendingState.IN_FLIGHT
+        if mine and record is not None and row.id == record.ids[0]:
+            attempt = record.attempt
+        return PendingMessage(row.id, _shown(row.name), ticket, state, row.idle_ms, row.deliveries, attempt)
+
+    # -- reads of the server ---------------------------------------------------------------------------------------
+
+    def _names_to_read(self) -> list[str] | None:
+        """The names under which messages of the wanted state are, if they are few. None: all names."""
+        wanted, lane = self._wanted, self._lane
+        if wanted.consumer is not None:
+            return [wanted.consumer]
+        if wanted.state in (PendingState.WAITING, PendingState.AWAITING_RETRY):
+            return [lane.master]
+        if wanted.state is PendingState.PARKED and wanted.ticket is not None:
+            return [lane.keys.parked_consumer(lane.master, wanted.ticket)]
+        if wanted.state is None:
+            return None
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.execute_command("XPENDING", lane.stream, lane.group)
+            reply = unless_missing(pipe.execute(raise_on_error=False)[0])
+        shelves = lane.keys.parked_consumer(lane.master, "")
+        parked = wanted.state is PendingState.PARKED
+        names = [_name(raw) for raw in pending_summary(reply).under]
+        names = [name for name in names if name != lane.master and name.startswith(shelves) == parked]
+        return names if len(names) <= NAMES_ONE_BY_ONE else None
+
+    def _commands(self, at: str | None, size: int, end: str = "+") -> list[list[Any]]:
+        lane = self._lane
+        idle = [] if self._wanted.idle_ms is None else ["IDLE", self._wanted.idle_ms]
+        span = ("-", end) if at is None else younger_than(at, end)
+        command = ["XPENDING", lane.stream, lane.group, *idle, *span, size]
+        if self._names is None:
+            return [command]
+        return [[*command, name.encode(errors="surrogateescape")] for name in self._names]
+
+    def _rows(self, at: str | None, size: int) -> list[_Row]:
+        commands = self._commands(at, size)
+        if not commands:
+            return []
+        with self._redis.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            replies = pipe.execute(raise_on_error=False)
+        pages = []
+        for reply in replies:
+            if isinstance(reply, ResponseError) and "NOGROUP" in str(reply):
+                # Nothing was read yet: there is no group, or no stream.
+                return []
+            if isinstance(reply, Exception):
+                raise reply
+            pages.append(reply)
+        return _merged(pages, size)
+
+    def _learn(self, ids: Iterable[str]) -> None:
+        """Reads the tickets of entries, a few at a time as their sizes allow."""
+        missing = [id_ for id_ in ids if id_ not in self._tickets]
+        at, size = 0, FIRST_PAGE
+        while at < len(missing):
+            some = missing[at : at + size]
+            with self._redis.pipeline(transaction=False) as pipe:
+                for id_ in some:
+                    pipe.execute_command("XRANGE", self._lane.stream, id_, id_)
+                replies = pipe.execute()
+            read = 0
+            for id_, entries in zip(some, replies, strict=True):
+                fields = entries[0][1] if entries else ()
+                read += sum(map(len, fields))
+                raw = ticket_of(fields)
+                self._tickets[id_] = None if raw is None else _text(raw)
+            self._bytes += read
+            at += len(some)
+            size = max(1, min(PAGE_MAX, PAGE_BYTES // max(1, read // len(some))))
+
+
+def _merged(pages: Sequence[Any], size: int) -> list[_Row]:
+    """The first ``size`` rows of several replies of XPENDING, by id."""
+    some = [[_Row(id_.decode(), _name(name), idle, times) for id_, name, idle, times in page] for page in pages]
+    return list(merge(*some, key=lambda row: id_key(row.id)))[:size]
+
+
+def _name(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode(errors="surrogateescape")
+
+
+def _shown(name: str) -> str:
+    """A name for people and JSON: one that is no UTF-8 gets question marks."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None
