@@ -164,7 +164,7 @@ def test_all_partitions(server: EmbeddedServer, tmp_path: Path, monkeypatch: pyt
         expected = []
         for number in (0, 2):
             for n in range(4):
-                id_ = lane.redis.xadd(streams[number], {"ticket_id": f"T{n}", "payload": "{}"})
+                id_: Any = lane.redis.xadd(streams[number], {"ticket_id": f"T{n}", "payload": "{}"})
                 expected.append(f"{id_.decode()}@p{number}")
             lane.redis.xreadgroup(lane.keys.group, "master", {streams[number]: ">"})
         whole = shell.json("pending", "--limit", "100")
