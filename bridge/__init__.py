@@ -23,12 +23,16 @@ from bridge.routing.errors import (
 if TYPE_CHECKING:
     from bridge.app.context import TicketContext
     from bridge.app.installation import install
+    from bridge.app.refusing import Dead, Drop, Nack
     from bridge.app.task import TicketTask
     from bridge.routing.records import LostAttempt
 
 __all__ = [
     "ConfigurationError",
+    "Dead",
+    "Drop",
     "LostAttempt",
+    "Nack",
     "PayloadError",
     "ServerUnavailable",
     "StaleFence",
@@ -41,7 +45,10 @@ __all__ = [
 
 # Loaded when they are asked for: the watcher beside each worker is of this package, and has no use for Celery.
 _LATE = {
+    "Dead": "bridge.app.refusing",
+    "Drop": "bridge.app.refusing",
     "LostAttempt": "bridge.routing.records",
+    "Nack": "bridge.app.refusing",
     "TicketContext": "bridge.app.context",
     "TicketTask": "bridge.app.task",
     "install": "bridge.app.installation",

@@ -4,11 +4,13 @@ A capped stream. An entry has one field, ``d``, a JSON array of rows; the leader
 same step, so the history and the lane always agree. A row is an array::
 
     [message id, ticket, task, consumer, attempt, fence, dispatched ms, started us, service ms, what]
+    [message id, ticket, task, consumer, attempt, fence, dispatched ms, started us, service ms, what, why]
 
 - ``consumer``, ``fence``, ``dispatched ms``: '' and 0 when the message was not in flight.
 - ``started us``, ``service ms``: when its task began (Unix time in microseconds, by the clock of the worker's machine)
   and for how long it ran; 0 when it did not start, or when that is not known.
 - ``what``: a value of `What`.
+- ``why``: the reason why the message was dropped; there only when there is one.
 
 The id of the message holds the time when it was added. The id of the entry holds the time when the row was written.
 """
@@ -26,6 +28,8 @@ import orjson
 #: The form of an id, and the limit of all numbers.
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 LARGEST = 1 << 60
+#: Most characters of a reason that a row has.
+WHY_CHARS = 200
 
 
 class What(Enum):
@@ -39,6 +43,10 @@ class What(Enum):
     LOST = "lost"
     #: It was given back and was not started.
     RETURNED = "returned"
+    #: Its task refused it without a charge (`bridge.Nack`). It comes again with the same attempt number.
+    NACKED = "nacked"
+    #: Its task dropped it (`bridge.Drop`): the last row of its message.
+    DROPPED = "dropped"
     #: It went to the dead letters: the last row of its message, until it is replayed.
     DEAD = "dead"
     #: It could never be processed, and went to the dead letters without a delivery: the last row.
@@ -54,7 +62,7 @@ class What(Enum):
 
 
 #: What the last row of a message says. After `DEAD` it may still be replayed.
-LAST = frozenset({What.DONE, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED})
+LAST = frozenset({What.DONE, What.DROPPED, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class Delivery:
     service_ms: float
     what: What
     written_ms: int
+    why: str = ""
 
     @property
     def finished_us(self) -> int:
@@ -91,9 +100,13 @@ def row(
     dispatched_ms: int = 0,
     started_us: int = 0,
     service_ms: float = 0,
+    why: str = "",
 ) -> list[Any]:
     """One row as it is written. It is a list, since that is what orjson takes."""
-    return [message_id, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what.value]
+    found = [message_id, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what.value]
+    if why:
+        found.append(why[:WHY_CHARS])
+    return found
 
 
 def rows_in(fields: Sequence[bytes]) -> bytes:
@@ -109,8 +122,8 @@ def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
     written_ms = int(text.partition("-")[0])
     rows: list[list[Any]] = orjson.loads(data)
     found = []
-    for id_of, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what in rows:
-        texts, numbers = (ticket, task, consumer), (attempt, fence, dispatched_ms, started_us)
+    for id_of, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, what, *more in rows:
+        texts, numbers = (ticket, task, consumer, *more[:1]), (attempt, fence, dispatched_ms, started_us)
         if not (
             type(id_of) is str
             and _ID.fullmatch(id_of)
@@ -121,5 +134,7 @@ def read_entry(id_: bytes | str, data: bytes | str) -> list[Delivery]:
         ):
             raise ValueError(f"a row of the entry {text} has a part of the wrong kind")
         timing = (dispatched_ms, started_us, service_ms)
-        found.append(Delivery(id_of, ticket, task, consumer, attempt, fence, *timing, What(what), written_ms))
+        found.append(
+            Delivery(id_of, ticket, task, consumer, attempt, fence, *timing, What(what), written_ms, *more[:1])
+        )
     return found

@@ -13,11 +13,16 @@ A record is one JSON array, a value of the hash ``tickets``::
 that was cut off half way, ``[attempt, fence, consumer, cause]`` or null; both are left out when they are 0 and null.
 
 The fence comes first, so that a script can put it there and read it without parsing the rest.
+
+The ``cause`` of a message that its task refused without a charge says how often in a row, and since when
+(`nacked_cause`). It is a text, and no member of its own, so that a leader of an older version can read the record.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -27,6 +32,8 @@ AWAITING = 0
 PARKED = -1
 #: Beginning of the cause in the record of a run whose ticket is to be parked after the run.
 PARK_AFTER = "park: "
+
+_NACKED = re.compile(r"nacked ([0-9]{1,9}) times? since (\S{1,40})")
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,24 @@ class Record:
     @property
     def parked(self) -> bool:
         return self.fence == PARKED
+
+
+def nacked_cause(times: int, since_ms: int, why: str) -> str:
+    """The cause of a message that its task refused ``times`` times in a row without a charge, since ``since_ms``."""
+    since = datetime.fromtimestamp(since_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    text = f"nacked {times} time{'s' if times > 1 else ''} since {since}"
+    return f"{text}: {why}" if why else text
+
+
+def nacks_in(cause: str) -> tuple[int, int]:
+    """How often a message was refused without a charge, and since when (Unix ms), by its cause; (0, 0): it was not."""
+    found = _NACKED.match(cause)
+    if found is None:
+        return 0, 0
+    try:
+        return int(found[1]), round(datetime.fromisoformat(found[2].rstrip(":")).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return 0, 0
 
 
 def tail(

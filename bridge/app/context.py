@@ -9,6 +9,7 @@ from bridge.app.effects import Effects
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bridge.app.refusing import Drop, Nack
     from bridge.routing.effects import Effect
     from bridge.routing.records import LostAttempt
     from bridge.settings.lane import LaneSettings
@@ -38,6 +39,7 @@ class TicketContext:
         "_write_success",
         "attempt",
         "body_reached",
+        "dropped",
         "entered",
         "fence",
         "gave_up",
@@ -48,6 +50,7 @@ class TicketContext:
         "lost",
         "max_attempts",
         "message_id",
+        "nacked",
         "rollback_failed",
         "rolled_back",
         "started_us",
@@ -90,6 +93,10 @@ class TicketContext:
         self.lease_was_over = False
         #: Whether no further attempt can help: the message is dead, even if attempts are left.
         self.gave_up = False
+        #: The `bridge.Drop` by which the task dropped the message, or the `bridge.Nack` without a charge by which it
+        #: refused it.
+        self.dropped: Drop | None = None
+        self.nacked: Nack | None = None
         #: Whether effects and success were written before Celery stored the result.
         self.written = False
         self._effects: Effects | None = None

@@ -3,8 +3,9 @@
 In eager mode a push runs its task at once, in this process. Its effects are recorded, and applied nowhere. The promise
 of a lane holds: the messages of a ticket succeed in the order of their pushes, one at a time. So a message that a
 task pushes is handled after that task. A message that fails comes again at once, without backoff, until its last
-attempt. Nobody waits for a delayed message: when no other message is left, the one that is due first is handled, as
-though its time had come.
+attempt. One that its task refuses without a charge (`bridge.Nack`) comes again `UNCHARGED_MAX` times at most: nothing
+would end it here. Nobody waits for a delayed message: when no other message is left, the one that is due first is
+handled, as though its time had come.
 
 ``task.apply(…)`` and ``task.run(…)`` also get a ticket, if their first argument can be a ticket id. These are plain
 calls: errors and retries are Celery's own.
@@ -19,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ logger = get_logger(__name__)
 _next_ticket: ContextVar[TicketContext | None] = ContextVar("bridge_next_ticket", default=None)
 
 
+#: How often a message may be refused without a charge.
+UNCHARGED_MAX = 100
+
 #: The error of an effect that is recorded by a call in a worker.
 NO_EFFECTS_IN_CALLS = (
     "this task was called by apply or run, and is no message: its effects would be applied nowhere; push a message, or "
@@ -67,8 +71,10 @@ class CalledTicket(TicketContext):
 class Handled:
     """The end of one attempt of one message.
 
-    ``state``: ``done``, ``retried`` (it comes again), or ``dead`` (given up). ``effects``: the commands that a worker
-    would apply, such as ``("HSET", "account:T42", "amount", "3")``; empty unless the state is ``done``.
+    ``state``: ``done``, ``retried`` (it comes again), ``nacked`` (the same, and this attempt was not charged),
+    ``dropped``, or ``dead`` (given up). ``effects``: the commands that a worker would apply, such as
+    ``("HSET", "account:T42", "amount", "3")``; empty unless the state is ``done``. ``error``: what the task raised,
+    also to refuse the message.
     """
 
     task: str
@@ -167,10 +173,16 @@ class Eager:
 
     def _handle_all_attempts(self, message: _Message) -> Handled:
         attempt = 1
-        while (handled := self.handle(message.task, message.ticket_id, message.payload, message.id, attempt)).state == (
-            "retried"
-        ):
-            attempt += 1
+        uncharged = 0
+        while True:
+            handled = self.handle(message.task, message.ticket_id, message.payload, message.id, attempt)
+            if handled.state == "retried":
+                attempt += 1
+            elif handled.state != "nacked":
+                break
+            elif (uncharged := uncharged + 1) == UNCHARGED_MAX:
+                handled = replace(handled, state="dead")
+                break
         lane = _lane_of(message.task)
         if handled.state == "dead" and (message.task.bridge_on_dead or lane.on_dead) == "park":
             self._parked.add(message.ticket_id)
@@ -195,9 +207,14 @@ class Eager:
             result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
         finally:
             _next_ticket.reset(token)
-        if result.state in (states.SUCCESS, states.IGNORED):
+        fields: dict[str, Any]
+        if ticket.dropped is not None and result.state == states.SUCCESS:
+            fields = {"state": "dropped", "error": ticket.dropped}
+        elif ticket.nacked is not None and result.state == states.RETRY:
+            fields = {"state": "nacked", "error": ticket.nacked}
+        elif result.state in (states.SUCCESS, states.IGNORED):
             value = result.result if result.state == states.SUCCESS else None
-            fields: dict[str, Any] = {"state": "done", "result": value, "effects": commands_of(ticket)}
+            fields = {"state": "done", "result": value, "effects": commands_of(ticket)}
         else:
             again = result.state == states.RETRY or getattr(result.result, "requeue", False)
             error = getattr(result.result, "exc", None) or result.result

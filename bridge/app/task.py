@@ -17,6 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from bridge.app import forked_children
 from bridge.app.belonging import require_subscription
 from bridge.app.eager import ticket_of_call
+from bridge.app.refusing import Dead, Drop, Nack, Refused
 from bridge.app.signature import mismatch, require_match
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
 from bridge.producer.options import LONGEST_DELAY_MS, Past, checked_options
@@ -197,6 +198,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ``countdown`` and ``eta`` work. ``max_retries`` may end the attempts sooner than `bridge_max_attempts`, and
         cannot add any. Raises `ConfigurationError` for options that would change the message or its route.
         """
+        if isinstance(exc, Refused):
+            # Celery's `autoretry_for` caught it. The task has said itself what becomes of the message.
+            raise exc
         ticket = ticket_of(self)
         if ticket is None or not ticket.pushed:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
@@ -274,7 +278,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
 
     For a message it checks the lease again, calls the rollback, and writes the success early if there is a result. It
-    turns an exception into the bridge's retry.
+    turns an exception into the bridge's retry. For Celery, a message that its task dropped is a success without result.
     """
     ticket = ticket_of(self)
     if ticket is None and self.request.is_eager:
@@ -287,6 +291,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         # result backend too. Another worker may have the ticket by now.
         ticket.lease_was_over = True
         raise Ignore("the lease ended before the task began")
+    if ticket.dropped is not None:
+        return None
     fork_depth = forked_children.fork_depth
     try:
         try:
@@ -306,6 +312,9 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         return result
     except (Ignore, Reject, Retry, StaleFence):
         raise
+    except Drop as exc:
+        ticket.dropped = exc
+        return None
     except Exception as exc:
         raise_or_retry(self, ticket, exc)
 
@@ -327,14 +336,21 @@ def roll_back_in_run(task: Any) -> None:
 
 def before_start(self: Any, *args: Any) -> None:
     """The outermost ``before_start`` of a task that has one. An exception in it fails the attempt, as in the body."""
+    ticket = ticket_of(self)
+    if ticket is None and self.request.is_eager:
+        _, given, named = args
+        ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
     try:
         super(self._outermost, self).before_start(*args)
     except (Ignore, Reject, Retry):
         raise
     except Exception as exc:
-        ticket = ticket_of(self)
-        if ticket is None:
+        if ticket is None or not ticket.pushed:
             raise
+        if isinstance(exc, Drop):
+            # The body is not run (`enter`).
+            ticket.dropped = exc
+            return
         raise_or_retry(self, ticket, exc)
 
 
@@ -344,13 +360,18 @@ def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn
         # No further attempt can help.
         ticket.gave_up = True
         raise ConfigurationError(mismatch(task)) from None
+    lane = ticket.lane or task.app.bridge.settings.lane
+    if isinstance(exc, Dead):
+        ticket.gave_up = True
+        raise exc
+    delay_s = exc.delay if isinstance(exc, Nack) else None
+    if isinstance(exc, Nack) and not exc.charge and not ticket.rollback_failed:
+        # A rollback that is still owed is charged: the leader would forget it otherwise.
+        ticket.nacked = exc
+        raise Retry(exc=exc, when=lane.backoff.delay_ms(1) / 1000 if delay_s is None else delay_s) from exc
     if ticket.gave_up or ticket.is_last_attempt:
         raise exc
-    lane = ticket.lane or task.app.bridge.settings.lane
-    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000) from exc
-
-
-#: The longest wait before a retry: a hundred years. A longer one is shortened, since it may not fit into an outcome.
+    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000 if delay_s is None else delay_s) from exc
 
 
 def retry_delay_ms(retry: Retry) -> int | None:

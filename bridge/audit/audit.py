@@ -48,6 +48,8 @@ NO_GROUP = "the consumer group does not exist: undone messages cannot be compare
 #: Counter of the lane -> the kinds of rows that it counts.
 COUNTED = {
     "done": (What.DONE,),
+    "dropped": (What.DROPPED,),
+    "nacked": (What.NACKED,),
     "dead": (What.DEAD, What.REFUSED),
     "replayed": (What.REPLAYED,),
     "left_out": (What.LEFT_OUT,),

@@ -32,7 +32,7 @@ FENCES_AHEAD_US = 50_000
 #: Larger than every fence.
 UNBOUNDED = 2**63
 
-_RAN = (What.DONE, What.FAILED, What.DEAD)
+_RAN = (What.DONE, What.DROPPED, What.FAILED, What.NACKED, What.DEAD)
 
 
 class Auditor:
@@ -246,7 +246,7 @@ class Auditor:
         self._check.times(trail, row)
         if row.what in _RAN and key > trail.last:
             trail.last = key
-        if row.what is What.DONE or row.what is What.DEAD:
+        if row.what is What.DONE or row.what is What.DROPPED or row.what is What.DEAD:
             messages.finish(id_)
             if row.what is What.DEAD:
                 messages.dead.add(id_)

@@ -23,8 +23,8 @@ class Check(Enum):
 
     LOST = (
         "lost",
-        "Every entry that the group has read is pending, or the history has its last row (done, dead, refused, left "
-        "out or skipped).",
+        "Every entry that the group has read is pending, or the history has its last row (done, dropped, dead, "
+        "refused, left out or skipped).",
         "It does not see entries that are older than the history, or that were deleted from the stream before the "
         "audit read them and have no row.",
     )
@@ -52,14 +52,14 @@ class Check(Enum):
     ATTEMPTS = (
         "attempts",
         "The attempts of a message count from 1, and each follows from the row before it: one more after `failed`, "
-        "the same or one more after `lost`, the same after `returned`, 1 after `replayed`.",
+        "the same or one more after `lost`, the same after `returned` and `nacked`, 1 after `replayed`.",
         "The history does not say whether an attempt that was lost with a whole machine should have been charged.",
     )
     REPEATED = (
         "repeated",
-        "A message that is done, dead, refused, left out or skipped is not delivered again unless it was replayed. So "
-        "each second execution has a failed, lost, returned or replayed row before it. A message that was given back "
-        "did not run.",
+        "A message that is done, dropped, dead, refused, left out or skipped is not delivered again unless it was "
+        "replayed. So each second execution has a failed, nacked, lost, returned or replayed row before it. A message "
+        "that was given back did not run.",
         "Of an execution whose process died together with its consumer's lease, only `lost` is known. It cannot "
         "know how often the task's code had started.",
     )

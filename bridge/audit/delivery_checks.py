@@ -91,7 +91,7 @@ class DeliveryChecks:
             least, most = attempt + 1, attempt + 1
         elif row.what is What.LOST:
             least, most = attempt, attempt + 1
-        elif row.what is What.RETURNED:
+        elif row.what is What.RETURNED or row.what is What.NACKED:
             least = most = attempt
         else:
             return

@@ -120,4 +120,5 @@ def row_document(row: Delivery) -> dict[str, Any]:
         "started_us": row.started_us or None,
         "finished_us": row.finished_us if row.started_us else None,
         "written_ms": row.written_ms,
+        "why": row.why or None,
     }

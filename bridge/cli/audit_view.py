@@ -142,7 +142,7 @@ def print_explanation(*, as_json: bool) -> None:
 
 def _print(result: AuditVerdict, ticket: str | None) -> None:
     rows = result.rows
-    messages = rows[What.DONE] + rows[What.DEAD] + rows[What.REFUSED]
+    messages = rows[What.DONE] + rows[What.DROPPED] + rows[What.DEAD] + rows[What.REFUSED]
     span = duration(result.last_ms - result.first_ms)
     click.echo(
         f"audited {count(result.deliveries, 'row')}: {count(messages, 'message')} that ended, "
@@ -165,6 +165,8 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
         table.add_row(check.value, Text(f"{found:,}", style="bold red" if found else ""), "")
     causes = ", ".join(f"{what.value} {rows[what]:,}" for what in _CAUSES if rows[what])
     table.add_row("repeats", f"{result.repeats:,}", f"explained: {causes}" if result.repeats else "")
+    if rows[What.DROPPED]:
+        table.add_row("dropped", f"{rows[What.DROPPED]:,}", "acknowledged, and not handled: their tasks said so")
     table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", "")
     for what, why in _NOT_HANDLED.items():
         if rows[what]:
@@ -185,7 +187,7 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
 
 
 #: Rows after which a message is delivered again.
-_CAUSES = (What.FAILED, What.LOST, What.RETURNED, What.REPLAYED)
+_CAUSES = (What.FAILED, What.NACKED, What.LOST, What.RETURNED, What.REPLAYED)
 
 
 #: Rows of messages that the lane never handles, and why.

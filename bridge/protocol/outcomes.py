@@ -4,8 +4,11 @@ An entry of the outcome stream carries a JSON array of them (`bridge.protocol.ou
 
     [message id, fence, kind, service ms, started us]                                      done, returned
     [message id, fence, kind, service ms, started us, error, traceback, delay ms | null]   all others
+    [message id, fence, "S", service ms, started us, reason, "", null, "X"]                dropped
 
-A newer version may append members. They are ignored.
+A newer version may append members. They are ignored. So a leader of an older version takes a dropped message as done:
+the ninth member is the exact kind for who knows it. The kind "N" is unknown to a leader of an older version: it leaves
+the outcome in the stream, and sends the message again as one that was lost on the way, until a newer leader reads it.
 
 ``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
 """
@@ -44,8 +47,12 @@ class Kind(Enum):
     INTERRUPTED = "I"
     #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
     ROLLBACK_FAILED = "U"
-    #: It asked never to come again (`Reject`, a revoked task, a task that the worker does not know).
+    #: It asked never to come again (`bridge.Dead`, `Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
+    #: It asked to come again, and not to be charged (`bridge.Nack` with ``charge=False``).
+    NACKED = "N"
+    #: It is done, and was not handled (`bridge.Drop`): its effects are not applied. ``error`` is the reason.
+    DROPPED = "X"
     #: It was never started: no attempt is charged.
     RETURNED = "B"
 
@@ -79,18 +86,18 @@ class Outcome:
                 self.service_ms,
                 self.started_us,
             )
-        return orjson.dumps(
-            [
-                stream_id(self.message_id),
-                self.fence,
-                self.kind.value,
-                self.service_ms,
-                self.started_us,
-                _printable(self.error[:ERROR_CHARS]),
-                _printable(self.traceback[-TRACEBACK_CHARS:]),
-                self.delay_ms,
-            ]
-        )
+        dropped = self.kind is Kind.DROPPED
+        row = [
+            stream_id(self.message_id),
+            self.fence,
+            Kind.DONE.value if dropped else self.kind.value,
+            self.service_ms,
+            self.started_us,
+            _printable(self.error[:ERROR_CHARS]),
+            _printable(self.traceback[-TRACEBACK_CHARS:]),
+            self.delay_ms,
+        ]
+        return orjson.dumps([*row, self.kind.value] if dropped else row)
 
 
 def is_id(text: str) -> bool:
@@ -159,5 +166,7 @@ def _outcome(row: Any) -> Outcome:
     known = _KINDS.get(kind)
     if known is None:
         raise NotUnderstood(f"an outcome of the kind {kind!r:.20}", newer=True)
+    if known is Kind.DONE and len(more) > 3 and more[3] == Kind.DROPPED.value:
+        known = Kind.DROPPED
     texts = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")
     return Outcome(id_, fence, known, service_ms, started_us, *texts, delay_ms)

@@ -129,7 +129,8 @@ class Reroute:
                     due_ms[ticket] += random.randint(0, APART_MS << (min(losses, SURE_AFTER) - SUSPECT_AFTER))
             what = What.LOST if ticket in cut_off else What.RETURNED
             self._settling.note_run(notes, ticket, what, Outcome(ticket.run[0].id, ticket.fence, Kind.LOST))
-            why = (cause if lost is not None else "", losses, lost)
+            nacked = ticket.cause if ticket.nacked else ""
+            why = (cause if lost is not None else nacked, losses, lost)
             tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *why)
             verdicts[ticket] = (attempt, losses, lost, records.record(records.AWAITING, tail))
             moves.append((ticket.id, ticket.record, verdicts[ticket][3], due_ms[ticket]))
@@ -151,7 +152,8 @@ class Reroute:
             ticket.attempt, ticket.losses, ticket.lost, ticket.record = verdicts[ticket]
             lane.take_back(ticket)
             ticket.consumer = None
-            ticket.cause = cause if ticket.lost is not None else ""
+            if ticket.lost is not None or not ticket.nacked:
+                ticket.cause = cause if ticket.lost is not None else ""
             lane.hold_back(ticket, due_ms[ticket])
         self._after_reroute(tickets, cause)
         lane.wake(now_ms)

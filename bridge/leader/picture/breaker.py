@@ -107,6 +107,14 @@ class Breakers:
         self._open(task, circuit, failed, error)
         return False
 
+    def nacked(self, task: str, ticket: Ticket) -> None:
+        """The task refused the oldest message of ``ticket`` without a charge. That says nothing about the task: another
+        message is the next trial.
+        """
+        circuit = self.circuits.get(task)
+        if circuit is not None and circuit.why:
+            self._trial_failed(circuit, ticket, self._lane.now_ms())
+
     def look(self) -> None:
         """Sends the trials that are due, and forgets closed circuits without recent failures."""
         now_ms = self._lane.now_ms()

@@ -39,6 +39,8 @@ class Ticket:
         "losses",
         "lost",
         "moving",
+        "nacked",
+        "nacked_since_ms",
         "parcel",
         "park_reason",
         "parked",
@@ -93,6 +95,9 @@ class Ticket:
         self.dispatched_ms = 0
         #: Why the oldest message is delivered again.
         self.cause = ""
+        #: How often in a row the task refused the oldest message without a charge, and since when (Unix ms).
+        self.nacked = 0
+        self.nacked_since_ms = 0
         #: Consumers that ended while the oldest message may have been running.
         self.losses = 0
         #: The attempt of the oldest message that was cut off, if there was one. Its rollback needs it.
@@ -119,7 +124,7 @@ class Ticket:
     @property
     def begun(self) -> bool:
         """Whether the oldest message had a delivery that counts. No other message may be put before it then."""
-        return self.attempt > 1 or self.losses > 0 or self.lost is not None
+        return self.attempt > 1 or self.losses > 0 or self.lost is not None or self.nacked > 0
 
     @property
     def suspect(self) -> bool:
@@ -129,6 +134,7 @@ class Ticket:
     def cleared(self) -> None:
         """Resets the attempts: the message that was begun is done or dead, so another one is the oldest now."""
         self.attempt = 1
+        self.nacked = 0
         self.losses = 0
         self.lost = None
         self.cause = ""

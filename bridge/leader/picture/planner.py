@@ -205,7 +205,7 @@ class Planner:
                 batch.due.append(ticket.id)
             offset = batch.fences
             batch.fences += length
-            why = ("", ticket.losses, ticket.lost)
+            why = (ticket.cause if ticket.nacked else "", ticket.losses, ticket.lost)
             ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *why)
             ticket.dispatched_ms = now_ms
             to.ids += ids

@@ -3,6 +3,7 @@
 When a message is charged with an attempt:
 
 - It raised, or was cut off alone (its process died, its time limit struck): it is charged.
+- Its task refused it (`bridge.Nack`): it is charged, unless the task asked not to.
 - It was not started: it is not charged.
 - It was cut off because its worker was told to end at once: it is not charged. What it began is rolled back.
 - Its consumer ended: see `bridge.leader.consumers.reroute`.
@@ -18,6 +19,7 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import APART_MS, Ticket
 from bridge.protocol import dead_letters
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
 from bridge.routing.messages import Message, Refused
@@ -76,8 +78,10 @@ class Settling:
                 )
             return None
         lane.touch(ticket, batch)
-        if outcome.kind is Kind.DONE:
+        if outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED:
             self._done(ticket, outcome, batch)
+        elif outcome.kind is Kind.NACKED:
+            self._nacked(ticket, outcome, batch)
         elif outcome.kind is Kind.RETURNED:
             self._returned(ticket, outcome, batch)
         elif outcome.kind is Kind.INTERRUPTED:
@@ -87,7 +91,9 @@ class Settling:
         return ticket
 
     def _done(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
-        """The message succeeded. The next one of the run is in flight already, or the ticket is ready for a new run."""
+        """The message succeeded, or its task dropped it. The next one of the run is in flight already, or the ticket is
+        ready for a new run.
+        """
         lane = self._lane
         message = ticket.run.popleft()
         lane.take_from_flight(ticket, message)
@@ -95,9 +101,10 @@ class Settling:
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)
         batch.acknowledged.append(message.id)
-        batch.count("done")
+        dropped = outcome.kind is Kind.DROPPED
+        batch.count("dropped" if dropped else "done")
         if self._historical:
-            self.note(batch, ticket, message, What.DONE, outcome)
+            self.note(batch, ticket, message, What.DROPPED if dropped else What.DONE, outcome)
         ticket.cleared()
         if ticket.run:
             ticket.fence += 1
@@ -122,6 +129,30 @@ class Settling:
             return
         # It has waited for its turn before.
         lane.make_ready(ticket, first=True)
+
+    def _nacked(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
+        """The task refused the message, and did not want it charged. It comes again with the same attempt number."""
+        lane = self._lane
+        now_ms = lane.now_ms()
+        task = ticket.run[0].task
+        self.note_run(batch, ticket, What.NACKED, outcome)
+        if not ticket.nacked:
+            ticket.nacked_since_ms = now_ms
+        ticket.nacked += 1
+        why = outcome.error[:CAUSE_CHARS]
+        ticket.cause = records.nacked_cause(ticket.nacked, ticket.nacked_since_ms, why)
+        # The consumer survived, and a rollback that was owed has run.
+        ticket.losses = 0
+        ticket.lost = None
+        self._breakers.nacked(task, ticket)
+        self._take_back(ticket, batch)
+        batch.count("nacked")
+        if not ticket.waiting[0].payload and ticket.park_reason is None:
+            self.give_up(ticket, batch, ticket.cause)
+            return
+        # Without a delay of the task: the wait grows with each refusal, although the attempt does not.
+        delay_ms = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(ticket.nacked)
+        lane.hold_back(ticket, now_ms + delay_ms)
 
     def _interrupted(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         """The message was cut off and is not to blame. It comes again at once, with the same attempt number."""
@@ -161,6 +192,7 @@ class Settling:
         ticket.attempt = attempt if kept else attempt + 1
         # The consumer survived, so this message does not end consumers.
         ticket.losses = 0
+        ticket.nacked = 0
         if lost:
             ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
         elif outcome.kind is not Kind.ROLLBACK_FAILED:
@@ -251,6 +283,7 @@ class Settling:
                 dispatched_ms=ticket.dispatched_ms if outcome.fence else 0,
                 started_us=outcome.started_us,
                 service_ms=outcome.service_ms,
+                why=outcome.error if what is What.DROPPED else "",
             )
         )
 

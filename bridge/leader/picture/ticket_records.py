@@ -112,6 +112,8 @@ class TicketRecords(Ready):
 
     def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
         """Writes into the batch that the ticket is parked, and removes its messages from memory."""
+        # The record has the reason of the parking in the place where it had the refusals.
+        ticket.nacked = 0
         ids = [message.id for message in ticket.waiting]
         if self.resting.rests(ticket):
             ids = self.resting.known(ticket)

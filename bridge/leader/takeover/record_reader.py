@@ -53,6 +53,7 @@ class RecordReader:
                 record = records.parse(text)
                 ticket.attempt = record.attempt
                 ticket.losses, ticket.lost, ticket.cause = record.losses, record.lost, record.cause
+                ticket.nacked, ticket.nacked_since_ms = records.nacks_in(record.cause)
                 if record.parked:
                     self._put_aside(ticket, record, owners)
                 elif record.in_flight:
@@ -106,7 +107,7 @@ class RecordReader:
         ticket.consumer = consumer
         ticket.fence = ticket.run_fence = record.fence
         ticket.dispatched_ms = record.at_ms
-        ticket.cause = ""
+        ticket.cause = record.cause if ticket.nacked else ""
         if record.cause.startswith(records.PARK_AFTER):
             ticket.park_reason = record.cause.removeprefix(records.PARK_AFTER)
         parcel = ticket.parcel = Parcel(consumer, len(record.ids), float(len(record.ids)))

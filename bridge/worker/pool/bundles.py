@@ -126,7 +126,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             outcome, traced = _traced(execution, delivery, incarnation, template)
             events[delivery.fence] = event_of(delivery, traced)
             pending.append((delivery, outcome))
-            if outcome.kind is Kind.DONE and position + 1 < len(deliveries):
+            if (outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED) and position + 1 < len(deliveries):
                 going_on[delivery.ticket] = deliveries
         if stopping:
             # The message whose fence was noted last was not started.

@@ -39,7 +39,9 @@ from bridge.protocol.headers import first_head, lost_of
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
+from bridge.routing.history import WHY_CHARS
 from bridge.routing.return_codes import ReturnCode
+from bridge.routing.text import one_line
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
@@ -54,6 +56,7 @@ from bridge.worker.pool.delivery import (
 )
 
 if TYPE_CHECKING:
+    from bridge.app.refusing import Drop
     from bridge.consumer.writer import OutcomeWriter
     from bridge.settings.lane import LaneSettings
     from bridge.worker.guard.shared_page import SharedPage
@@ -151,14 +154,25 @@ class Execution:
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
         if info is None:
+            if context.dropped is not None and not context.written:
+                return self._dropped(delivery, context.dropped), (0, shown, runtime)
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
         if context.written:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
         return self._failure(delivery, result), (1, result, runtime)
 
+    def _dropped(self, delivery: Delivery, drop: Drop) -> Outcome:
+        reason = one_line(drop.reason, WHY_CHARS)
+        logger.info("ticket %s: message %s was dropped: %s", delivery.ticket, delivery.message_id, reason)
+        return delivery.outcome(Kind.DROPPED, reason)
+
     def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
         exc = unwrapped(einfo)
+        nack = delivery.context.nacked if delivery.context is not None else None
+        if isinstance(exc, Retry) and nack is not None and exc.exc is nack:
+            delay_ms = None if nack.delay is None else int(nack.delay * 1000)
+            return delivery.outcome(Kind.NACKED, nack.reason, delay_ms=delay_ms)
         if isinstance(exc, Retry):
             cause = exc.exc
             error = f"{type(cause).__name__}: {cause}" if cause is not None else (exc.excs or str(exc))

@@ -349,10 +349,10 @@ class LaneWorld:
         return [(parcel, ticket) for parcel in self.store.parcels for ticket in parcel.runs]
 
     def outcome(self, parcel: Parcel, ticket: str, kind: Any, **more: Any) -> Outcome:
-        """The next outcome of a run. A failure ends the run."""
+        """The next outcome of a run. A failure or a refusal ends the run, and a dropped message does not."""
         fence, ids = parcel.runs[ticket]
         outcome = Outcome(ids[0], fence, kind, TASKS[self.task_of(ids[0])], **more)
-        if kind.name == "DONE" and len(ids) > 1:
+        if kind.name in ("DONE", "DROPPED") and len(ids) > 1:
             parcel.runs[ticket] = (fence + 1, ids[1:])
         else:
             del parcel.runs[ticket]

@@ -63,9 +63,10 @@ class LaneMachine(RuleBasedStateMachine):
             if not running:
                 break
             parcel, ticket = data.draw(st.sampled_from(running))
-            kind = data.draw(st.sampled_from([Kind.DONE] * 6 + [Kind.FAILED, Kind.RETURNED, Kind.DEAD]))
+            ends = [Kind.FAILED, Kind.RETURNED, Kind.DEAD, Kind.NACKED, Kind.DROPPED]
+            kind = data.draw(st.sampled_from([Kind.DONE] * 6 + ends))
             more: dict[str, Any] = {}
-            if kind is Kind.FAILED:
+            if kind in (Kind.FAILED, Kind.NACKED):
                 more["delay_ms"] = data.draw(st.sampled_from([None, 0, 50, 10_000]))
             outcomes.append(self.world.outcome(parcel, ticket, kind, **more))
         self.world.step(outcomes)

@@ -33,7 +33,7 @@ def test_an_outcome_without_error_is_read_as_it_was_written(fence: int, ms: floa
 
 @given(
     fence=FENCES,
-    kind=st.sampled_from([Kind.FAILED, Kind.DEAD]),
+    kind=st.sampled_from([Kind.FAILED, Kind.DEAD, Kind.NACKED, Kind.DROPPED]),
     error=ANY_TEXT,
     traceback=ANY_TEXT,
     delay_ms=st.none() | st.integers(0, 10**12),
@@ -49,6 +49,23 @@ def test_a_failure_keeps_its_message_without_invalid_text(
     )
     # And the parsed outcome can be written again
     assert through(back) == [back]
+
+
+def test_a_leader_of_an_older_version_takes_a_dropped_message_as_done() -> None:
+    row = orjson.loads(Outcome("1-0", 7, Kind.DROPPED, 1.5, 3, "the ticket is closed").encode())
+    assert row[2] == "S"
+    # It ignores the members behind the eighth.
+    assert through_rows([row[:8]]) == [Outcome("1-0", 7, Kind.DONE, 1.5, 3, "the ticket is closed")]
+
+
+@pytest.mark.parametrize("exact", ["?", 1, None, ["X"]])
+def test_an_exact_kind_that_is_not_known_leaves_a_message_done(exact: Any) -> None:
+    [back] = through_rows([["1-0", 7, "S", 0.5, 3, "", "", None, exact]])
+    assert back.kind is Kind.DONE
+
+
+def through_rows(rows: list[Any]) -> list[Outcome]:
+    return decode(orjson.dumps(rows))
 
 
 def test_a_failures_message_is_bounded_and_the_end_of_the_traceback_is_kept() -> None:

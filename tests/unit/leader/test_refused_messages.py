@@ -1,0 +1,147 @@
+"""A task refuses its message (`bridge.Nack`, `bridge.Drop`): what the leader's picture and the records make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.protocol.outcomes import Kind
+from bridge.routing import records
+from tests.unit.leader.lane_world import LaneWorld
+from tests.unit.leader.test_breaker import BROKEN, LIMITS, fail_for_all, world_of
+
+
+def only_outcome(world: LaneWorld, kind: Kind, **more: Any) -> str:
+    """Ends the only message that runs. Returns its id."""
+    [(parcel, ticket)] = world.running()
+    outcome = world.outcome(parcel, ticket, kind, **more)
+    world.step([outcome])
+    world.check()
+    return outcome.message_id
+
+
+def world_with(*tasks: str, **settings: Any) -> LaneWorld:
+    world = LaneWorld(**settings)
+    world.join("w1@h", slots=1)
+    for task in tasks:
+        world.push("T", task)
+    world.read()
+    return world
+
+
+def record(world: LaneWorld) -> records.Record:
+    return records.parse(world.store.tickets["T"])
+
+
+def test_an_uncharged_refusal_keeps_the_attempt_however_often_it_comes() -> None:
+    world = world_with("short", "short", max_attempts=2)
+    first = world.running()[0][0].runs["T"][1][0]
+    for times in range(1, 12):
+        assert only_outcome(world, Kind.NACKED, error="bank closed", delay_ms=5000) == first
+        assert record(world).attempt == 1
+        assert record(world).cause.startswith(
+            f"nacked {times} time{'s' if times > 1 else ''} since 1970-01-01T00:16:40"
+        )
+        assert record(world).cause.endswith(": bank closed")
+        assert not world.running()
+        world.now += 4999
+        world.step()
+        assert not world.running()
+        world.now += 1
+        world.step()
+    assert only_outcome(world, Kind.DONE) == first
+    assert world.store.counts["nacked"] == 11
+    assert "retried" not in world.store.counts
+    assert "dead" not in world.store.counts
+
+
+def test_without_a_delay_each_refusal_waits_longer_than_the_one_before() -> None:
+    world = world_with("short")
+    for times in (1, 2, 3):
+        only_outcome(world, Kind.NACKED)
+        assert world.store.retries["T"] == world.now + 100 * times
+        world.now += 100 * times
+        world.step()
+
+
+def test_charged_and_uncharged_refusals_are_counted_apart() -> None:
+    world = world_with("short", max_attempts=3)
+    for kind, attempt in ((Kind.NACKED, 1), (Kind.FAILED, 2), (Kind.NACKED, 2), (Kind.FAILED, 3), (Kind.NACKED, 3)):
+        if kind is Kind.FAILED:
+            [(_, ticket)] = world.running()
+            world.failures[world.running()[0][0].runs[ticket][1][0]] = attempt - 2
+        only_outcome(world, kind, delay_ms=0, error="not yet")
+        assert world.lane.tickets["T"].attempt == attempt
+        world.now += 1
+        world.step()
+    dead = only_outcome(world, Kind.FAILED, delay_ms=0)
+    assert world.store.dead == [dead]
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_how_often_and_since_when_it_was_refused_outlives_the_leader(in_flight: bool) -> None:
+    world = world_with("short")
+    only_outcome(world, Kind.NACKED, delay_ms=0, error="bank closed")
+    since = world.lane.tickets["T"].nacked_since_ms
+    world.now += 60_000
+    world.step()
+    only_outcome(world, Kind.NACKED, delay_ms=5000, error="bank closed")
+    if in_flight:
+        world.now += 5000
+        world.step()
+        assert record(world).in_flight
+    world.rebuild()
+    world.check()
+    ticket = world.lane.tickets["T"]
+    assert (ticket.nacked, ticket.nacked_since_ms, ticket.attempt) == (2, since, 1)
+    world.now += 5000
+    world.step()
+    only_outcome(world, Kind.NACKED, delay_ms=0, error="still closed")
+    assert record(world).cause.startswith("nacked 3 times")
+
+
+def test_a_dropped_message_is_acknowledged_and_the_run_goes_on() -> None:
+    world = world_with("short")
+    first = only_outcome(world, Kind.DONE)
+    # A measured task travels in bundles, so these are one run.
+    world.push("T", "short", count=3)
+    world.read()
+    [(parcel, ticket)] = world.running()
+    ids = parcel.runs[ticket][1]
+    assert len(ids) == 3
+    for kind in (Kind.DONE, Kind.DROPPED, Kind.DONE):
+        only_outcome(world, kind, error="the ticket is closed" if kind is Kind.DROPPED else "")
+    assert world.store.done == [first, *ids]
+    assert world.store.counts["dropped"] == 1
+    assert world.store.counts["done"] == 3
+    assert world.store.tickets == {}
+
+
+def test_a_refusal_says_nothing_about_the_task_and_the_next_trial_is_another_message() -> None:
+    world = world_of(max_attempts=5)
+    for i in range(int(LIMITS["tickets"]) * 2):
+        world.push(f"N{i}", BROKEN)
+    world.read()
+    for _ in range(8):
+        running = world.running()
+        world.step([world.outcome(parcel, ticket, Kind.NACKED, delay_ms=10**9) for parcel, ticket in running])
+    assert not world.breakers.why(BROKEN)
+
+
+def test_a_trial_that_is_refused_for_long_does_not_keep_the_circuit_open() -> None:
+    world = world_of(max_attempts=5)
+    fail_for_all(world)
+    for parcel, ticket in world.running():
+        world.step([world.outcome(parcel, ticket, Kind.FAILED, delay_ms=0, error="no database")])
+    tried = set()
+    for _ in range(6):
+        world.now += 5000
+        world.breakers.look()
+        world.refill_now()
+        world.step()
+        for parcel, ticket in world.running():
+            tried.add(ticket)
+            world.step([world.outcome(parcel, ticket, Kind.NACKED, delay_ms=10**9)])
+    assert len(tried) > 1
+    assert world.breakers.why(BROKEN)
