@@ -8,6 +8,9 @@ An order, and the answer to it::
     {"do": "transfer", "consumer": NAME, "to": NAME | null, "tickets": [T, …] | null}
                                                                               -> {"ok": true, "moved": n, "running": m}
     {"do": "replay", "letters": [letter id, …]}          -> {"ok": true, "replayed": [id, …], "refused": [[id, why], …]}
+    {"do": "delayed", "act": "cancel" | "now", "ids": [id, …]}
+                                                          -> {"ok": true, "changed": [id, …], "refused": [[id, why], …]}
+    {"do": "delayed", "act": "reschedule", "ids": [id, …], "due_ms": Unix ms}                           -> as above
 
 The answer to a refused order is ``{"error": "one line"}``; nothing was changed.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import orjson
@@ -25,8 +29,20 @@ from bridge.routing.messages import MAX_TICKET_BYTES
 
 #: Most characters of a reason that a ticket's record keeps. A command sends at most 200; this bounds other senders.
 REASON_CHARS = 500
+#: Most messages of one order about delayed ones.
+DELAYED_IDS = 500
+#: The latest time that a message may be due, Unix ms: a sorted set counts no further without gaps.
+LATEST_MS = 2**53
 #: The reason of an order that gives none.
 PARKED_BY = "parked by an operator"
+
+
+class DelayedAct(StrEnum):
+    """What becomes of delayed messages."""
+
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    NOW = "now"
 
 
 @dataclass(frozen=True)
@@ -117,9 +133,32 @@ class Replay:
         return cls(tuple(map(_letter, fields["letters"])))
 
 
-Order = Park | Release | Drain | Resume | Transfer | Replay
+@dataclass(frozen=True)
+class ChangeDelayed:
+    """Delayed messages are cancelled, or are due at another time."""
+
+    do: ClassVar = "delayed"
+    act: DelayedAct
+    ids: Sequence[str]
+    #: When they are due, Unix ms; only for a rescheduling.
+    due_ms: int | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """As `Park.of`."""
+        act, ids, due_ms = DelayedAct(fields["act"]), tuple(map(_message, fields["ids"])), fields.get("due_ms")
+        if len(ids) > DELAYED_IDS:
+            raise ValueError(f"an order has more than {DELAYED_IDS} delayed messages")
+        if (act is DelayedAct.RESCHEDULE) != (type(due_ms) is int and 0 <= due_ms <= LATEST_MS):
+            raise ValueError("only a rescheduling says when the messages are due")
+        return cls(act, ids, due_ms)
+
+
+Order = Park | Release | Drain | Resume | Transfer | Replay | ChangeDelayed
 #: Word of an order -> its form.
-ORDERS: dict[str, type[Order]] = {form.do: form for form in (Park, Release, Drain, Resume, Transfer, Replay)}
+ORDERS: dict[str, type[Order]] = {
+    form.do: form for form in (Park, Release, Drain, Resume, Transfer, Replay, ChangeDelayed)
+}
 
 
 def order_text(order: Order) -> bytes:
@@ -143,6 +182,12 @@ def _ticket(value: Any) -> str:
     if len(_name(value).encode()) > MAX_TICKET_BYTES:
         raise ValueError(f"a ticket has more than {MAX_TICKET_BYTES} bytes")
     return str(value)
+
+
+def _message(value: Any) -> str:
+    if not (isinstance(value, str) and is_id(value)):
+        raise ValueError("the name of a message is not an id")
+    return value
 
 
 def _letter(value: Any) -> str:

@@ -11,6 +11,8 @@ from bridge.protocol.orders import (
     ORDERS,
     PARKED_BY,
     REASON_CHARS,
+    ChangeDelayed,
+    DelayedAct,
     Drain,
     Order,
     Park,
@@ -31,6 +33,8 @@ TEXTS: dict[bytes, Order] = {
     b'{"do":"transfer","consumer":"w1@a","to":null,"tickets":null}': Transfer("w1@a"),
     b'{"do":"transfer","consumer":"w1@a","to":"w2@b","tickets":["A","B"]}': Transfer("w1@a", "w2@b", ("A", "B")),
     b'{"do":"replay","letters":["1-0","2-0"]}': Replay(("1-0", "2-0")),
+    b'{"do":"delayed","act":"cancel","ids":["1-0"],"due_ms":null}': ChangeDelayed(DelayedAct.CANCEL, ("1-0",)),
+    b'{"do":"delayed","act":"reschedule","ids":["1-0"],"due_ms":7}': ChangeDelayed(DelayedAct.RESCHEDULE, ("1-0",), 7),
 }
 
 
@@ -42,6 +46,7 @@ def test_an_order_is_written_and_read_in_one_form(text: bytes) -> None:
 
 def test_each_order_has_a_form() -> None:
     assert {type(order) for order in TEXTS.values()} == set(ORDERS.values())
+    assert read_order(b'{"do":"delayed","act":"now","ids":[]}') == ChangeDelayed(DelayedAct.NOW, ())
 
 
 def test_an_order_may_say_less_and_its_reason_is_bounded() -> None:
@@ -58,9 +63,17 @@ def test_an_order_may_say_less_and_its_reason_is_bounded() -> None:
         *({"do": "park", "ticket": 7}, {"do": "park", "ticket": ""}, {"do": "release", "ticket": "é" * 300}),
         *({"do": "drain", "consumer": [1]}, {"do": "resume", "consumer": ""}, {"do": "transfer", "consumer": None}),
         *({"do": "transfer", "consumer": "w", "tickets": 5}, {"do": "transfer", "consumer": "w", "tickets": [""]}),
+        *({"do": "delayed", "ids": ["1-0"]}, {"do": "delayed", "act": "hurry", "ids": ["1-0"]}),
+        *({"do": "delayed", "act": "now", "ids": ["x"]}, {"do": "delayed", "act": "now"}),
+        *(
+            {"do": "delayed", "act": "reschedule", "ids": ["1-0"]},
+            {"do": "delayed", "act": "now", "ids": [], "due_ms": 7},
+        ),
+        *({"do": "delayed", "act": "reschedule", "ids": ["1-0"], "due_ms": due} for due in ("7", -1, 2**60, 1.5)),
+        {"do": "delayed", "act": "now", "ids": ["1-0"] * 501},
         *({"do": "replay"}, {"do": "replay", "letters": ["x"]}, {"do": "replay", "letters": [{}]}),
     ],
-    ids=lambda fields: orjson.dumps(fields).decode()[:40],
+    ids=lambda fields: orjson.dumps(fields).decode()[:70],
 )
 def test_what_is_no_order_is_refused(fields: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
