@@ -177,6 +177,22 @@ class LaneKeys:
         """String (JSON) with PX: the runs that an incarnation reports. Written with each renewal of the lease."""
         return f"{self.prefix}:held:{incarnation}"
 
+    @cached_property
+    def state_home(self) -> str:
+        """String: the name of the stream under which the states of tickets are kept, where that is not this stream.
+
+        The first worker of a stream with older versions writes it. Lives as long as the states.
+        """
+        return f"{self.prefix}:state-home"
+
+    def state(self, ticket: str) -> str:
+        """Hash name -> value (JSON): the state of one ticket (`bridge.app.state`), of the subscription ``group``.
+
+        ``stream`` is the whole stream, not a partition, and of the oldest version there was. Workers write it with the
+        success of a message. Lives until it is empty, its time to live is over, or somebody deletes it.
+        """
+        return f"{self.prefix}:state:{ticket}"
+
     def queue(self, consumer: str) -> str:
         """List: the Celery queue of one consumer. The leader pushes, the worker pops; a new registration deletes it."""
         return f"{self.prefix}:queue:{consumer}"

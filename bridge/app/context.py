@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from bridge.app.effects import Effects
+from bridge.app.state import NO_STATE, StateChanges, TicketState
+from bridge.routing.errors import PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bridge.app.refusing import Drop, Nack
     from bridge.routing.effects import Effect
@@ -28,6 +31,7 @@ class TicketContext:
       it, and refuses a fence smaller than the largest one that it saw.
     - ``lost``: the last attempt of this message, if it was cut off half way (its worker died, its lease ended, or its
       time limit struck); else None.
+    - ``state``: what the ticket's tasks keep between messages (`bridge.app.state`), for a task with `bridge_state`.
     - ``subscription``: the name of the logical consumer for which the message is handled.
     """
 
@@ -36,6 +40,9 @@ class TicketContext:
 
     __slots__ = (
         "_effects",
+        "_state",
+        "_state_changes",
+        "_state_key",
         "_write_success",
         "attempt",
         "body_reached",
@@ -101,6 +108,11 @@ class TicketContext:
         self.written = False
         self._effects: Effects | None = None
         self._write_success = write_success
+        #: The state, or why it cannot be read; None: the task has none.
+        self._state: TicketState | PayloadError | None = None
+        self._state_key = ""
+        #: What the body did to the state; None: the body has not ended.
+        self._state_changes: StateChanges | None = None
 
     @property
     def subscription(self) -> str:
@@ -114,15 +126,57 @@ class TicketContext:
         return self._effects
 
     @property
+    def state(self) -> TicketState | Any:
+        """What the ticket's tasks keep between messages: a dict of JSON values. Changes are saved with the success.
+
+        After the body it cannot be changed any more. Raises `PayloadError` when the task has no state, and when the
+        stored one cannot be read.
+        """
+        if self._state is None:
+            raise PayloadError(NO_STATE)
+        if isinstance(self._state, PayloadError):
+            raise self._state
+        return self._state if self._state_changes is None else MappingProxyType(self._state)
+
+    def give_state(self, key: str, stored: Mapping[bytes, bytes] | PayloadError) -> None:
+        """``stored``: the fields of the hash ``key``, or why they cannot be read."""
+        self._state_key = key
+        try:
+            self._state = stored if isinstance(stored, PayloadError) else TicketState(stored)
+        except PayloadError as exc:
+            self._state = exc
+
+    def close_state(self) -> None:
+        """The body has ended: finds what it did to the state. Raises `PayloadError` when that cannot be saved."""
+        if isinstance(self._state, TicketState) and self._state_changes is None and self.lane is not None:
+            self._state_changes = self._state.changes(
+                self._state_key, most_bytes=self.lane.max_state, default_ttl_s=self.lane.state_ttl
+            )
+
+    @property
+    def saved_state(self) -> Mapping[bytes, bytes] | None:
+        """The state after the success of this message, as it is stored; None: the task has none."""
+        return None if self._state_changes is None else self._state_changes.stored
+
+    @property
     def recorded(self) -> Effects | None:
         """The effects, if any were recorded."""
         return self._effects if self._effects is not None and len(self._effects) else None
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether the success writes anything beside the outcome: effects, or a changed state."""
+        return self.recorded is not None or bool(self._state_changes is not None and self._state_changes.effects)
+
     def seal(self) -> tuple[Effect, ...]:
-        """Closes the effects and returns them, to be written with the success. A later effect is refused."""
+        """Closes the effects and returns them, to be written with the success. A later effect is refused.
+
+        What the body did to the state is among them.
+        """
         if self._effects is None:
             self._effects = _SEALED
-        return self._effects.seal()
+        effects = self._effects.seal()
+        return effects if self._state_changes is None else (*effects, *self._state_changes.effects)
 
     @property
     def is_last_attempt(self) -> bool:

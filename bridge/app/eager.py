@@ -18,7 +18,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -32,6 +32,7 @@ from celery.utils.log import get_logger
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
+from bridge.app.state import TicketState
 from bridge.producer.options import Values, due_ms_of
 from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
 
@@ -110,6 +111,8 @@ class Eager:
         self._pushed = 0
         self._keys: dict[str, tuple[bytes, list[str]]] = {}
         self._parked: set[str] = set()
+        #: (Subscription, ticket) -> its state, as Redis would have it.
+        self._states: dict[tuple[str, str], Mapping[bytes, bytes]] = {}
         #: Called after each attempt.
         self.listeners: list[Callable[[Handled], None]] = []
 
@@ -144,6 +147,10 @@ class Eager:
             if not self._handling:
                 self._drain()
         return [message.id for message in new]
+
+    def state(self, subscription: str, ticket_id: str) -> dict[str, Any]:
+        """The state that eager messages of a ticket left."""
+        return dict(TicketState(self._states.get((subscription, ticket_id))))
 
     def next_id(self) -> str:
         """The next message id."""
@@ -202,6 +209,8 @@ class Eager:
         most = task.bridge_max_attempts or lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _write_success, lambda: True, lost, lane)
         content = orjson.loads(payload)
+        if task.bridge_state:
+            ticket.give_state("", self._states.get((lane.group, ticket_id), {}))
         token = _next_ticket.set(ticket)
         try:
             result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
@@ -215,6 +224,9 @@ class Eager:
         elif result.state in (states.SUCCESS, states.IGNORED):
             value = result.result if result.state == states.SUCCESS else None
             fields = {"state": "done", "result": value, "effects": commands_of(ticket)}
+            if ticket.saved_state is not None:
+                self._states[lane.group, ticket_id] = ticket.saved_state
+                fields["saved"] = self.state(lane.group, ticket_id)
         else:
             again = result.state == states.RETRY or getattr(result.result, "requeue", False)
             error = getattr(result.result, "exc", None) or result.result
@@ -265,6 +277,9 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         str(first), id_, task.request.retries + 1, _fence(), most, _write_success, lambda: True, None, lane
     )
     ticket.entered = True
+    if task.bridge_state:
+        # A plain call: its own state, which is saved nowhere.
+        ticket.give_state("", {})
     if _is_in_worker():
         ticket.refuse_effects()
     return ticket

@@ -48,6 +48,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: called again before the next one.
     bridge_rollback: Callable[..., Any] | None = None
 
+    #: Whether ``self.ticket.state`` is there: what the ticket's tasks keep between messages (`bridge.app.state`).
+    bridge_state: bool | None = None
+
     #: The subscription that the task belongs to; None: the one whose default task it is, or the app's only one.
     bridge_subscription: str | None = None
 
@@ -306,7 +309,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         finally:
             if forked_children.fork_depth != fork_depth and not self.request.is_eager:
                 forked_children.exit_forked_child(self.name)
-        if ticket.recorded is not None and not self.ignore_result:
+        ticket.close_state()
+        if ticket.has_changes and not self.ignore_result:
             # A caller that waits for the result must find the effects applied.
             ticket.write_success()
         return result

@@ -35,6 +35,7 @@ TASK_OVERRIDES: dict[str, type[Any]] = {
     "bundle": bool,
     "on_dead": str,
     "rollback": object,
+    "state": bool,
     "subscription": str,
 }
 

@@ -14,7 +14,8 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -110,6 +111,16 @@ class OutcomeWriter:
             return [(ReturnCode.STALE, "")] * len(items)
         return codes
 
+    def ask(self, incarnation: str, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
+        """The replies to commands that only read; an error reply is in its place. None: the lease ended first."""
+        replies: list[Any] = []
+
+        def send() -> None:
+            with self._wire() as wire:
+                replies[:] = wire.replies_to(commands)
+
+        return replies if self._until_lease_ends(incarnation, send) else None
+
     def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
         while True:
             try:
@@ -129,6 +140,12 @@ class OutcomeWriter:
             time.sleep(RETRY_S)
 
     def _call(self, packed: bytes) -> None:
+        with self._wire() as wire:
+            wire.call_packed(packed)
+
+    @contextmanager
+    def _wire(self) -> Iterator[Wire]:
+        """A connection that nobody else uses within the block."""
         self._check_process()
         try:
             # This is atomic in Python: two threads never get the same connection.
@@ -136,7 +153,7 @@ class OutcomeWriter:
         except IndexError:
             wire = Wire(self._url, timeout_s=TIMEOUT_S)
         try:
-            wire.call_packed(packed)
+            yield wire
         except ResponseError:
             # The reply was read, so the connection is in order.
             self._idle.append(wire)

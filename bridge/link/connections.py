@@ -70,6 +70,21 @@ class Wire:
             self.ask(*arguments)
         return [self.answer() for _ in commands]
 
+    def replies_to(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `call_many`, but an error reply is in its place of the list, and is not raised."""
+        for arguments in commands:
+            self.ask(*arguments)
+        found: list[Any] = []
+        for _ in commands:
+            try:
+                found.append(self.answer())
+            except ResponseError as exc:
+                if is_outage(exc):
+                    self.close()
+                    raise
+                found.append(exc)
+        return found
+
     def ask(self, *arguments: Any) -> None:
         """Sends a command; `answer` reads its reply."""
         try:

@@ -128,6 +128,20 @@ class LaneSettings(BaseModel):
         le=256 * 1024 * 1024,
         description="Bytes of a message's payload, as JSON. A larger message becomes a dead letter at once.",
     )
+    max_state: int = Field(
+        default=1024 * 1024,
+        ge=2,
+        le=256 * 1024 * 1024,
+        description="Bytes of a ticket's state: its names, and its values as JSON. A message that would make it larger "
+        "fails.",
+    )
+    state_ttl: float | None = Field(
+        default=None,
+        gt=0,
+        le=100 * 365 * 86_400,
+        description="Seconds after the last change of a ticket's state after which the state is deleted. None: it is "
+        "kept. A task may set it for one ticket: state.ttl(seconds).",
+    )
     bundle_ms: float = Field(
         default=10.0,
         ge=0,
@@ -186,7 +200,7 @@ class LaneSettings(BaseModel):
     def _filter_of_mapping(cls, value: object) -> object:
         return None if value is None else Filter.read(value)
 
-    @field_validator("lease", "leader_lease", "bundle_ms", "retention", "unknown_after", mode="before")
+    @field_validator("lease", "leader_lease", "bundle_ms", "retention", "state_ttl", "unknown_after", mode="before")
     @classmethod
     def _whole_seconds(cls, value: object) -> object:
         return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

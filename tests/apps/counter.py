@@ -111,6 +111,20 @@ def flaky(self: Any, ticket_id: str, payload: Any) -> str:
     return "done"
 
 
+@app.task(bind=True, name="counter.folds", ignore_result=True, bridge_state=True)
+def folds(self: Any, ticket_id: str, payload: Any) -> None:
+    """Keeps the numbers of its ticket in its state. It may change that and fail, or die, until an attempt."""
+    state = self.ticket.state
+    with ledger(self, ticket_id, payload):
+        state.setdefault("numbers", []).append(payload["n"])
+        state["last"] = {"n": payload["n"], "attempt": self.ticket.attempt}
+        if self.ticket.attempt < payload.get("until", 1):
+            if payload.get("dies"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("fails after it changed the state")
+        self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
 @app.task(bind=True, name="counter.asks_again", ignore_result=True)
 def asks_again(self: Any, ticket_id: str, payload: Any) -> None:
     """Asks for a retry after a countdown, once."""

@@ -28,6 +28,7 @@ from bridge.worker.pool.delivery import (
     failed,
     ignored,
 )
+from bridge.worker.pool.states import LeaseOver
 
 if TYPE_CHECKING:
     from bridge.worker.pool.execute import Execution
@@ -78,6 +79,10 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
         ]
         execution.writer.write(incarnation, outcomes)
         return ignored(CUT_OFF)
+    try:
+        _read_states(execution, incarnation, runs)
+    except LeaseOver:
+        return ignored("the lease ended before the states were read")
     #: Fence -> event, of each message that ran.
     events: dict[int, tuple[Any, ...] | None] = {}
     #: Ticket -> run, of the runs that go on in the next round: their message of this round succeeded.
@@ -128,6 +133,9 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
             pending.append((delivery, outcome))
             if (outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED) and position + 1 < len(deliveries):
                 going_on[delivery.ticket] = deliveries
+                if delivery.context is not None:
+                    # When its success is refused, the next message does not start.
+                    deliveries[position + 1].state = delivery.context.saved_state
         if stopping:
             # The message whose fence was noted last was not started.
             shared.note_running(row, 0)
@@ -140,6 +148,19 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
     if unstarted:
         execution.writer.write(incarnation, unstarted)
     return (0, [event for event in events.values() if event is not None], time.monotonic() - started)
+
+
+def _read_states(execution: Execution, incarnation: str, runs: list[list[Delivery]]) -> None:
+    """Reads the states for the first messages of all runs, where their tasks have one."""
+    tasks = execution.app.tasks
+    wanted = {
+        deliveries[0].ticket: deliveries[0]
+        for deliveries in runs
+        if getattr(tasks.get(deliveries[0].task), "bridge_state", None)
+    }
+    if wanted:
+        for ticket, state in execution.states.read(incarnation, wanted).items():
+            wanted[ticket].state = state
 
 
 def _traced(

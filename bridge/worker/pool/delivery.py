@@ -12,6 +12,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 if TYPE_CHECKING:
     from bridge.app.context import TicketContext
     from bridge.routing.records import LostAttempt
+    from bridge.worker.pool.states import State
 
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
 Traced = tuple[int, Any, float]
@@ -40,6 +41,7 @@ class Delivery:
         "message_id",
         "service_ms",
         "started_us",
+        "state",
         "task",
         "ticket",
     )
@@ -64,6 +66,8 @@ class Delivery:
         self.kwargs = kwargs
         self.lost = lost
         self.context: TicketContext | None = None
+        #: The ticket's state; None: it must be read, or the task has none.
+        self.state: State | None = None
         self.service_ms = 0.0
         #: When it started, Unix time in us; 0: not started.
         self.started_us = 0

@@ -34,6 +34,7 @@ from redis.exceptions import ResponseError
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
+from bridge.app.state_home import versions_of
 from bridge.app.task import has_expired, retry_delay_ms
 from bridge.protocol.headers import first_head, lost_of
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
@@ -54,6 +55,7 @@ from bridge.worker.pool.delivery import (
     revoked,
     unwrapped,
 )
+from bridge.worker.pool.states import LeaseOver, States
 
 if TYPE_CHECKING:
     from bridge.app.refusing import Drop
@@ -83,6 +85,7 @@ class Execution:
         self.shared = shared
         self.writer = writer
         self.hostname = hostname
+        self.states = States(lane, versions_of(app), writer)
         #: First fence of a Celery message -> what cut it off. For pools within the main process.
         self.cut_off: dict[int, CutOff] = {}
         # The keys of all partitions, and those beside the stream itself.
@@ -139,6 +142,11 @@ class Execution:
         )
         request["bridge_ticket"] = context
         delivery.context = context
+        if task.bridge_state:
+            try:
+                self._give_state(delivery, context, incarnation)
+            except LeaseOver:
+                return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the state was read")
         delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
         info: Any
@@ -166,6 +174,12 @@ class Execution:
         reason = one_line(drop.reason, WHY_CHARS)
         logger.info("ticket %s: message %s was dropped: %s", delivery.ticket, delivery.message_id, reason)
         return delivery.outcome(Kind.DROPPED, reason)
+
+    def _give_state(self, delivery: Delivery, context: TicketContext, incarnation: str) -> None:
+        stored = delivery.state
+        if stored is None:
+            stored = self.states.read(incarnation, [delivery.ticket])[delivery.ticket]
+        context.give_state(self.states.key(incarnation, delivery.ticket), stored)
 
     def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
         exc = unwrapped(einfo)

@@ -1,0 +1,149 @@
+"""``self.ticket.state``: what a ticket's tasks keep between messages.
+
+It is a dict of JSON values. It is read before the task's body, and what changed is saved in the same atomic step as
+the success, under its fence. A failed attempt saves nothing.
+
+In Redis it is one hash for each ticket and subscription (`LaneKeys.state`): a field for each name, with its value as
+JSON. Only fields that changed are written. So other programs can read a state, and may write fields that no task
+writes.
+
+A change is found by comparing texts: each value is encoded once more when the body has ended, and compared with the
+text that was read. So changes deep inside a value are found as well, and reading or assigning a value costs no more
+than in any dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from bridge.routing.effects import Effect
+from bridge.routing.errors import PayloadError
+from bridge.routing.messages import is_deep
+from bridge.routing.text import printable
+
+#: Longest time to live, in seconds: a hundred years.
+LONGEST_TTL_S = 100 * 365 * 86_400
+#: Most fields of one HSET or HDEL: the number of arguments of one call from Lua is limited.
+FIELDS_OF_CALL = 1000
+_PLAIN = (str, int, float, bool, type(None))
+_ENCODING = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+#: The error of a task that has no state.
+NO_STATE = "this task has no state: declare it with @app.task(bind=True, bridge_state=True)"
+
+
+class TicketState(dict[str, Any]):
+    """The state of one ticket: a dict of JSON values with text keys. Tuples become lists, as in JSON."""
+
+    __slots__ = ("_stored", "_ttl_ms")
+
+    def __init__(self, stored: Mapping[bytes, bytes] | None = None) -> None:
+        """``stored``: the fields as they are in Redis. Raises `PayloadError` for one that is not JSON."""
+        self._stored: dict[bytes, bytes] = dict(stored or {})
+        self._ttl_ms: int | None = None
+        super().__init__()
+        for name, text in self._stored.items():
+            try:
+                self[name.decode()] = orjson.loads(text)
+            except ValueError as exc:
+                # A `UnicodeDecodeError` is one as well.
+                raise PayloadError(
+                    f"the field {printable(name.decode(errors='backslashreplace'))} of the state is not JSON: {exc}"
+                ) from None
+
+    def ttl(self, seconds: float | None) -> None:
+        """The state is deleted when it was not saved for ``seconds``. None: it is kept until somebody deletes it.
+
+        It takes effect with the success of this message. Raises `PayloadError` for what is no time.
+        """
+        if seconds is None:
+            self._ttl_ms = 0
+            return
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_TTL_S:
+            raise PayloadError(f"state.ttl takes seconds, more than 0 and at most 100 years, not {seconds!r}")
+        self._ttl_ms = max(1, round(seconds * 1000))
+
+    def changes(self, key: str, *, most_bytes: int, default_ttl_s: float | None = None) -> StateChanges:
+        """What to write to the hash ``key``. ``default_ttl_s``: its time to live, if `ttl` was not called.
+
+        Raises `PayloadError` for a key that is not text, a value that is not JSON, and a state above ``most_bytes``:
+        the sum of its names and values.
+        """
+        stored: dict[bytes, bytes] = {}
+        changed: list[bytes] = []
+        size = 0
+        for name, value in self.items():
+            field = _name(name)
+            text = _text(name, value)
+            size += len(field) + len(text)
+            stored[field] = text
+            if self._stored.get(field) != text:
+                _check(name, value, text)
+                changed += (field, text)
+        if size > most_bytes:
+            raise PayloadError(f"the state would have {size} bytes; bridge_max_state is {most_bytes}")
+        removed = [field for field in self._stored if field not in stored]
+        effects = [_call("HSET", key, changed[at : at + 2 * FIELDS_OF_CALL]) for at in _starts(changed, 2)]
+        effects += [_call("HDEL", key, removed[at : at + FIELDS_OF_CALL]) for at in _starts(removed, 1)]
+        ttl_ms = self._ttl_ms
+        if ttl_ms is None and default_ttl_s is not None and stored:
+            ttl_ms = max(1, round(default_ttl_s * 1000))
+        if ttl_ms is not None:
+            effects.append(_call("PEXPIRE", key, [b"%d" % ttl_ms]) if ttl_ms else _call("PERSIST", key, []))
+        return StateChanges(stored, tuple(effects))
+
+
+class StateChanges:
+    """The state as it will be stored, and the commands that make it so."""
+
+    __slots__ = ("effects", "stored")
+
+    def __init__(self, stored: dict[bytes, bytes], effects: tuple[Effect, ...]) -> None:
+        self.stored = stored
+        self.effects = effects
+
+
+def _starts(arguments: list[bytes], width: int) -> range:
+    return range(0, len(arguments), width * FIELDS_OF_CALL)
+
+
+def _call(command: str, key: str, arguments: list[bytes]) -> Effect:
+    return Effect("hash", "", (command, key, *arguments))
+
+
+def _name(name: Any) -> bytes:
+    if type(name) is not str:
+        raise PayloadError(f"a name in a state is a text, not {name!r:.100}")
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise PayloadError(f"the name {name!r:.100} in a state is not UTF-8") from None
+
+
+def _text(name: str, value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=_ENCODING)
+    except TypeError as exc:
+        raise PayloadError(f"state[{name!r:.100}] is not JSON: {exc}") from None
+
+
+def _check(name: str, value: Any, text: bytes) -> None:
+    """Refuses what the encoder would change without a word: NaN and infinity, enums, UUIDs; and what is too deep."""
+    level = [value]
+    if is_deep(text):
+        raise PayloadError(f"state[{name!r:.100}] is nested too deep")
+    while level:
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list | tuple):
+                inner += one
+            elif type(one) not in _PLAIN:
+                raise PayloadError(f"state[{name!r:.100}] is not JSON: it has a {type(one).__name__}")
+            elif isinstance(one, float) and (one != one or one in (float("inf"), float("-inf"))):
+                raise PayloadError(f"state[{name!r:.100}] is not JSON: it has {one}")
+        level = inner

@@ -1,0 +1,62 @@
+"""Where the states of tickets are kept: under the name of the oldest version of the stream.
+
+A ticket keeps its state when its stream gets a new version, and when the old version is retired. So the keys carry the
+name of the stream that was there first. A stream that follows older versions has a key that names it
+(`LaneKeys.state_home`); without that key it is the stream itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.app.installed import bridge_of
+from bridge.app.lanes import unsplit_lane_of
+from bridge.app.state import TicketState
+from bridge.link.connections import client
+from bridge.producer.message_bytes import ticket_bytes
+from bridge.routing.keys import LaneKeys
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+
+def home_in(versions: Sequence[str], homes: Sequence[bytes | None]) -> tuple[str, bool]:
+    """(the stream under which the states are kept, whether the newest version must be told so).
+
+    ``versions``: the newest version of the stream, and then the older ones, oldest first. ``homes``: what the key
+    `LaneKeys.state_home` of each has.
+    """
+    own, *older = homes
+    if own is not None:
+        return own.decode(), False
+    if not older:
+        return versions[0], False
+    return (older[0].decode() if older[0] is not None else versions[1]), True
+
+
+def versions_of(app: Celery) -> tuple[str, ...]:
+    """The app's stream, and then its older versions, oldest first."""
+    bridge = bridge_of(app)
+    return (bridge.settings.lane.stream, *(version.stream for version in bridge.follows))
+
+
+def state_keys(redis: Redis, versions: Sequence[str], group: str) -> LaneKeys:
+    """The keys under which the states of the subscription ``group`` are kept."""
+    found: list[Any] = list(redis.mget([LaneKeys(stream, group).state_home for stream in versions]))
+    return LaneKeys(home_in(versions, found)[0], group)
+
+
+def state(app: Celery, ticket_id: str | int, *, subscription: str | None = None) -> dict[str, Any]:
+    """The state of a ticket as it is now: an empty dict when there is none. Changing the dict changes nothing in Redis.
+
+    ``subscription``: needed when the app has several. Raises `PayloadError` for a ticket that cannot be, or a state
+    that is damaged; `ConfigurationError`; redis errors.
+    """
+    ticket = ticket_bytes(ticket_id).decode()
+    bridge = bridge_of(app)
+    group = unsplit_lane_of(app, subscription).name
+    with client(bridge.settings.redis_url) as redis:
+        stored: Any = redis.hgetall(state_keys(redis, versions_of(app), group).state(ticket))
+    return dict(TicketState(stored))

@@ -1,0 +1,203 @@
+"""The state of a ticket as its tasks see it: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import json
+import math
+import random
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from bridge.app.state import FIELDS_OF_CALL, TicketState
+from bridge.app.state_home import home_in
+from bridge.routing.effects import Effect
+from bridge.routing.errors import PayloadError
+
+KEY = "{s}:g:state:T"
+MIB = 1024 * 1024
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def effects_of(state: TicketState, **options: Any) -> list[tuple[Any, ...]]:
+    found = state.changes(KEY, **{"most_bytes": MIB, **options}).effects
+    assert all(effect == Effect("hash", "", effect.arguments) for effect in found)
+    return [effect.arguments for effect in found]
+
+
+def test_a_state_that_is_only_read_writes_nothing() -> None:
+    state = TicketState({b"total": b"3", b"tags": b'["a", "b"]', b"\xc3\xbc": b'{"deep":[1]}'})
+    assert state == {"total": 3, "tags": ["a", "b"], "ü": {"deep": [1]}}
+    # The text was written by another program, with a space in it, so only that field is written again.
+    assert effects_of(state) == [("HSET", KEY, b"tags", b'["a","b"]')]
+    assert effects_of(TicketState({b"total": b"3"})) == []
+    assert effects_of(TicketState()) == []
+
+
+def test_changes_are_found_however_deep_they_are() -> None:
+    state = TicketState({b"a": b"1", b"b": b'{"x":{"y":[1,2]}}', b"c": b"2", b"d": b"null"})
+    state["b"]["x"]["y"].append(3)
+    del state["c"]
+    state["new"] = (1, "two")
+    assert effects_of(state) == [
+        ("HSET", KEY, b"b", b'{"x":{"y":[1,2,3]}}', b"new", b'[1,"two"]'),
+        ("HDEL", KEY, b"c"),
+    ]
+    assert state.changes(KEY, most_bytes=MIB).stored == {
+        b"a": b"1",
+        b"b": b'{"x":{"y":[1,2,3]}}',
+        b"d": b"null",
+        b"new": b'[1,"two"]',
+    }
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, True), (True, 1), (1, 1.0), (0, False), ("1", 1), (None, False)])
+def test_a_value_that_is_equal_in_python_and_not_in_json_is_written(before: Any, after: Any) -> None:
+    state = TicketState({b"v": json.dumps(before).encode()})
+    state["v"] = after
+    [(_, _, _, text)] = effects_of(state)
+    assert json.loads(text) == after
+    assert type(json.loads(text)) is type(after)
+
+
+def test_clear_removes_all_fields() -> None:
+    state = TicketState({b"a": b"1", b"b": b"2"})
+    state.clear()
+    assert effects_of(state, default_ttl_s=5.0) == [("HDEL", KEY, b"a", b"b")]
+
+
+def test_the_time_to_live() -> None:
+    state = TicketState({b"a": b"1"})
+    state.ttl(1.5)
+    assert effects_of(state, default_ttl_s=60.0) == [("PEXPIRE", KEY, b"1500")]
+    state.ttl(None)
+    assert effects_of(state, default_ttl_s=60.0) == [("PERSIST", KEY)]
+    assert effects_of(TicketState({b"a": b"1"}), default_ttl_s=0.25) == [("PEXPIRE", KEY, b"250")]
+    for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12):
+        with pytest.raises(PayloadError, match=r"state\.ttl takes seconds"):
+            state.ttl(wrong)  # type: ignore[arg-type]
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(value, id=name)
+        for name, value in {
+            "nan": math.nan,
+            "infinity": [1, {"a": -math.inf}],
+            "bytes": b"x",
+            "a set": {1},
+            "a date": datetime(2026, 1, 1, tzinfo=UTC),
+            "an enum": Colour.RED,
+            "an id": [uuid.UUID(int=1)],
+            "a key that is no text": {1: 2},
+            "half a pair": "\ud800",
+            "a huge number": 1 << 70,
+            "an object": object(),
+            "deep": deep(250),
+            "very deep": deep(5000),
+        }.items()
+    ],
+)
+def test_what_is_not_json_is_refused(value: Any) -> None:
+    state = TicketState({b"a": b"1"})
+    state["v"] = value
+    with pytest.raises(PayloadError, match="state") as refused:
+        effects_of(state)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [1, b"a", None, "\ud800", ("a",)])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    state = TicketState()
+    state[name] = 1
+    with pytest.raises(PayloadError, match="name"):
+        effects_of(state)
+
+
+def test_a_state_that_is_too_large_is_refused() -> None:
+    state = TicketState({b"a": b"1"})
+    state["b"] = "x" * 10
+    assert effects_of(state, most_bytes=15)
+    with pytest.raises(PayloadError, match="would have 15 bytes; bridge_max_state is 14"):
+        effects_of(state, most_bytes=14)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"nan", b"'a'"])
+def test_a_damaged_field_is_refused(text: bytes) -> None:
+    with pytest.raises(PayloadError, match="the field total of the state is not JSON"):
+        TicketState({b"total": text})
+
+
+def test_many_fields_go_in_several_calls() -> None:
+    state = TicketState()
+    state.update({f"f{n}": n for n in range(FIELDS_OF_CALL + 1)})
+    assert [len(one) for one in effects_of(state)] == [2 + 2 * FIELDS_OF_CALL, 2 + 2]
+    stored = state.changes(KEY, most_bytes=MIB).stored
+    state = TicketState(stored)
+    state.clear()
+    assert [len(one) for one in effects_of(state)] == [2 + FIELDS_OF_CALL, 2 + 1]
+
+
+def drawn(random_: random.Random, depth: int = 0) -> Any:
+    kind = random_.randrange(8 if depth < 3 else 6)
+    if kind == 6:
+        return [drawn(random_, depth + 1) for _ in range(random_.randrange(4))]
+    if kind == 7:
+        return {f"k{n}": drawn(random_, depth + 1) for n in range(random_.randrange(4))}
+    return [None, True, random_.randrange(-5, 5), random_.random(), 'ü\n"', 0][kind]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_commands_write_is_what_the_next_message_reads(seed: int) -> None:
+    """A small Redis hash and a plain dict go through the same drawn changes, and stay equal."""
+    random_ = random.Random(seed)
+    stored: dict[bytes, bytes] = {}
+    model: dict[str, Any] = {}
+    for _ in range(50):
+        state = TicketState(stored)
+        assert state == model
+        for _ in range(random_.randrange(4)):
+            name = f"n{random_.randrange(6)}"
+            if random_.random() < 0.3:
+                state.pop(name, None)
+            elif isinstance(state.get(name), list):
+                state[name].append(drawn(random_))
+            elif isinstance(state.get(name), dict):
+                state[name]["more"] = drawn(random_)
+            else:
+                state[name] = drawn(random_)
+        if random_.random() < 0.3:
+            # The attempt fails.
+            continue
+        model = copy.deepcopy(dict(state))
+        changes = state.changes(KEY, most_bytes=MIB)
+        for effect in changes.effects:
+            command, _, *arguments = effect.arguments
+            if command == "HSET":
+                stored = {**stored, **dict(zip(arguments[::2], arguments[1::2], strict=True))}  # type: ignore[dict-item]
+            else:
+                stored = {name: text for name, text in stored.items() if name not in arguments}
+        assert stored == changes.stored
+
+
+def test_the_state_stays_where_the_oldest_version_had_it() -> None:
+    assert home_in(["s"], [None]) == ("s", False)
+    assert home_in(["s:v2", "s"], [None, None]) == ("s", True)
+    assert home_in(["s:v3", "s:v2"], [None, b"s"]) == ("s", True)
+    assert home_in(["s:v2", "s"], [b"s", None]) == ("s", False)
+    assert home_in(["s:v2"], [b"s"]) == ("s", False)
