@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bridge.app.context import TicketContext
     from bridge.app.installation import install
     from bridge.app.refusing import Dead, Drop, Nack
+    from bridge.app.state_home import state
     from bridge.app.task import TicketTask
     from bridge.routing.records import LostAttempt
 
@@ -41,6 +42,7 @@ __all__ = [
     "TicketTask",
     "Unanswered",
     "install",
+    "state",
 ]
 
 # Loaded when they are asked for: the watcher beside each worker is of this package, and has no use for Celery.
@@ -52,6 +54,7 @@ _LATE = {
     "TicketContext": "bridge.app.context",
     "TicketTask": "bridge.app.task",
     "install": "bridge.app.installation",
+    "state": "bridge.app.state_home",
 }
 
 

@@ -221,6 +221,7 @@ class LaneKeys:
             self.history: "leader",
             self.drains: "leader",
             self.floor: "leader",
+            self.state_home: "consumer",
             self.about: "leader",
             self.known: "leader",
             self.unserved: "leader",
@@ -229,7 +230,13 @@ class LaneKeys:
         }
         if key in fixed:
             return fixed[key]
-        for kind, owner in (("lease", "consumer"), ("held", "consumer"), ("queue", "consumer"), ("reply", "leader")):
+        for kind, owner in (
+            ("lease", "consumer"),
+            ("held", "consumer"),
+            ("queue", "consumer"),
+            ("state", "consumer"),
+            ("reply", "leader"),
+        ):
             if key.startswith(f"{self.prefix}:{kind}:"):
                 return owner
         return None

@@ -32,7 +32,7 @@ from celery.utils.log import get_logger
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
-from bridge.app.state import TicketState
+from bridge.app.state import TicketState, stored_form
 from bridge.producer.options import Values, due_ms_of
 from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
 
@@ -75,7 +75,7 @@ class Handled:
     ``state``: ``done``, ``retried`` (it comes again), ``nacked`` (the same, and this attempt was not charged),
     ``dropped``, or ``dead`` (given up). ``effects``: the commands that a worker would apply, such as
     ``("HSET", "account:T42", "amount", "3")``; empty unless the state is ``done``. ``error``: what the task raised,
-    also to refuse the message.
+    also to refuse the message. ``saved``: the ticket's state after the success, of a task that has one.
     """
 
     task: str
@@ -87,6 +87,7 @@ class Handled:
     result: Any = None
     error: BaseException | None = None
     effects: tuple[tuple[str, ...], ...] = ()
+    saved: dict[str, Any] | None = None
 
 
 @dataclass
@@ -203,14 +204,20 @@ class Eager:
         message_id: str,
         attempt: int,
         lost: LostAttempt | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Handled:
-        """Makes one attempt of one message. ``payload``: JSON."""
+        """Makes one attempt of one message. ``payload``: JSON. ``state``: the ticket's state before it; None: the one
+        that its last message left.
+        """
         lane = _lane_of(task)
         most = task.bridge_max_attempts or lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _write_success, lambda: True, lost, lane)
         content = orjson.loads(payload)
         if task.bridge_state:
-            ticket.give_state("", self._states.get((lane.group, ticket_id), {}))
+            place = (lane.group, ticket_id)
+            if state is not None:
+                self._states[place] = stored_form(state)
+            ticket.give_state("", self._states.get(place, {}))
         token = _next_ticket.set(ticket)
         try:
             result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)

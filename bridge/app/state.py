@@ -106,6 +106,13 @@ class StateChanges:
         self.effects = effects
 
 
+def stored_form(values: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """The fields of a state that has these values. Raises `PayloadError`."""
+    state = TicketState()
+    state.update(values)
+    return state.changes("", most_bytes=1 << 62).stored
+
+
 def _starts(arguments: list[bytes], width: int) -> range:
     return range(0, len(arguments), width * FIELDS_OF_CALL)
 

@@ -306,6 +306,10 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             body = self.__dict__.get("run") or self._body
             call = body if self._calls_run else super(self._outermost, self).__call__
             result = call(*args, **kwargs)
+        except Ignore:
+            # Done, without a result.
+            ticket.close_state()
+            raise
         finally:
             if forked_children.fork_depth != fork_depth and not self.request.is_eager:
                 forked_children.exit_forked_child(self.name)

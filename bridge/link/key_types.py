@@ -37,6 +37,7 @@ TYPES = {
     "about": "hash",
     "known": "hash",
     "unserved": "hash",
+    "state_home": "string",
 }
 
 

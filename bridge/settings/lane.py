@@ -137,7 +137,7 @@ class LaneSettings(BaseModel):
     )
     state_ttl: float | None = Field(
         default=None,
-        gt=0,
+        ge=0.001,
         le=100 * 365 * 86_400,
         description="Seconds after the last change of a ticket's state after which the state is deleted. None: it is "
         "kept. A task may set it for one ticket: state.ttl(seconds).",

@@ -6,7 +6,7 @@ loads by itself; a lane with a server, a master and a worker is `bridge.testing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,16 +19,23 @@ __all__ = ["Handled", "LostAttempt", "handle", "recorded"]
 
 
 def handle(
-    task: Any, ticket_id: str | int, payload: Any = None, *, attempt: int = 1, lost: LostAttempt | None = None
+    task: Any,
+    ticket_id: str | int,
+    payload: Any = None,
+    *,
+    attempt: int = 1,
+    lost: LostAttempt | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Handled:
     """Handles one message once, as a worker would, without a server; effects are recorded and applied nowhere.
 
     ``attempt``: the number of the attempt, from 1. ``lost``: the attempt before, if that was cut off half way, for
-    `bridge_rollback`. Raises `PayloadError` for a message that could not be pushed.
+    `bridge_rollback`. ``state``: the ticket's state before it; what it is afterwards is in `Handled.saved`. Without it
+    the state is what the last message of the ticket left. Raises `PayloadError` for a message that could not be pushed.
     """
     eager = bridge_of(task.app).eager
     content = payload_bytes(payload, bridge_of(task.app).settings.lane.max_payload)
-    return eager.handle(task, ticket_bytes(ticket_id).decode(), content, eager.next_id(), attempt, lost)
+    return eager.handle(task, ticket_bytes(ticket_id).decode(), content, eager.next_id(), attempt, lost, state)
 
 
 @contextmanager

@@ -63,8 +63,8 @@ def test_a_damaged_state_fails_only_its_messages(lane: LaneUnderTest) -> None:
     lane.worker("w1", wait=False)
     wait_until(lambda: lane.count("dead") == 2, description="two dead letters", timeout_s=60)
     wait_until(lambda: lane.count("done") == 1, description="the sound one")
-    letters: Any = [fields for _, fields in lane.redis.xrange(lane.keys.dead)]
-    errors = {letter["ticket_id"]: letter["error"] for letter in letters}
+    letters: Any = lane.redis.xrange(lane.keys.dead)
+    errors = {letter["ticket_id"]: letter["error"] for _, letter in letters}
     assert "the field numbers of the state is not JSON" in errors["damaged"]
     assert "the state of ticket no hash cannot be read: WRONGTYPE" in errors["no hash"]
     assert state_of(lane, "sound")["numbers"] == [1]

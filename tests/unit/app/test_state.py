@@ -187,9 +187,10 @@ def test_what_the_commands_write_is_what_the_next_message_reads(seed: int) -> No
         model = copy.deepcopy(dict(state))
         changes = state.changes(KEY, most_bytes=MIB)
         for effect in changes.effects:
-            command, _, *arguments = effect.arguments
+            command, _, *rest = effect.arguments
+            arguments: list[Any] = rest
             if command == "HSET":
-                stored = {**stored, **dict(zip(arguments[::2], arguments[1::2], strict=True))}  # type: ignore[dict-item]
+                stored = {**stored, **dict(zip(arguments[::2], arguments[1::2], strict=True))}
             else:
                 stored = {name: text for name, text in stored.items() if name not in arguments}
         assert stored == changes.stored
