@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from bridge.http import health
+from bridge.http import health, pushing
 from bridge.http.limits import Limited
 from bridge.http.problems import ProblemDocument, handle_problems
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.http.site import Site
 
 #: All routes, in the order of the description.
-ROUTERS = (health.router,)
+ROUTERS = (health.router, pushing.router)
 
 ABOUT = """Consumers and producers in any language, for the lanes of one Celery app with the bridge.
 
@@ -63,6 +63,7 @@ def _describe_truly(application: FastAPI) -> None:
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
+            schemas.update(pushing.SCHEMAS)
             schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
             for operations in document["paths"].values():
                 for operation in operations.values():

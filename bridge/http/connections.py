@@ -14,6 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bridge.http.limits import HEADER_BYTES
 from bridge.http.problems import MEDIA_TYPE, RETRY_AFTER_S, Problem, unavailable
 
 #: Longest time for the headers of a request, and for its body, in seconds.
@@ -24,8 +25,6 @@ WRITE_S = 10.0
 WRITE_BYTES = 10 * 1024
 #: How long an idle connection is kept for a next request, in seconds.
 IDLE_S = 75
-#: Most bytes of the headers of a request.
-HEADER_BYTES = 32 * 1024
 
 
 class Connection(H11Protocol):

@@ -21,6 +21,8 @@ logger = get_logger(__name__)
 
 #: Most bytes of all bodies together that are in memory, as a multiple of the limit of one body.
 BODIES = 16
+#: Most bytes of the headers of a request.
+HEADER_BYTES = 32 * 1024
 #: Names of this machine that a Host header may have where no token is set.
 LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
@@ -40,6 +42,7 @@ class Limited:
         request = _Request(self, receive, send)
         try:
             self._check_host(scope)
+            _check_headers(scope)
             self._check_length(scope)
             await self._application(scope, request.receive, request.send)
         except Exception as exc:
@@ -103,6 +106,14 @@ class _Request:
     async def send(self, message: Message) -> None:
         self.answered = True
         await self._send(message)
+
+
+def _check_headers(scope: Scope) -> None:
+    """Uvicorn bounds only what did not come in one piece."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size > HEADER_BYTES:
+        raise Problem(431, f"the headers of a request may have at most {HEADER_BYTES:,} bytes, with its path")
 
 
 def _is_local(host: str) -> bool:

@@ -13,6 +13,8 @@ from bridge.routing.errors import ConfigurationError, PortInUse
 
 #: The host of an address that names only a port.
 LOOPBACK = "127.0.0.1"
+#: Most connections that wait to be accepted.
+BACKLOG = 2048
 #: What the extra ``http`` installs.
 EXTRA = ("fastapi", "uvicorn")
 
@@ -49,8 +51,8 @@ class Address:
                 # Else :: would also take the port of IPv4, on some machines.
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind((self.host, self.port))
-            # Another process may listen on it without SO_REUSEADDR in the way: only now that is certain.
-            bound.listen(1)
+            # Only now it is certain that no other process has it. Clients wait until the server accepts them.
+            bound.listen(BACKLOG)
         except OSError as exc:
             bound.close()
             said = exc.strerror or str(exc)

@@ -36,14 +36,15 @@ RETRY_AFTER_S = 1
 NAMED = 10
 
 
-class Problem(Exception):
-    """An answer that is an error. ``members``: further members of the problem."""
+class Problem(HTTPException):
+    """An answer that is an error. ``members``: further members of the problem.
+
+    It is of a kind that FastAPI raises on where it reads a body.
+    """
 
     def __init__(self, status: int, detail: str, *, headers: dict[str, str] | None = None, **members: Any) -> None:
-        super().__init__(detail)
+        super().__init__(status, detail, headers)
         self.status = status
-        self.detail = detail
-        self.headers = headers or {}
         self.members = members
 
     def document(self) -> dict[str, Any]:

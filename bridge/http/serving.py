@@ -21,7 +21,9 @@ from celery.utils.log import get_logger
 from bridge.app.installed import bridge_of
 from bridge.http.access import Access
 from bridge.http.application import make_application
-from bridge.http.connections import HEADER_BYTES, IDLE_S, Connection
+from bridge.http.connections import IDLE_S, Connection
+from bridge.http.limits import HEADER_BYTES
+from bridge.http.options import BACKLOG
 from bridge.http.site import Site
 from bridge.routing.errors import ConfigurationError
 
@@ -108,7 +110,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=2048,
+            backlog=BACKLOG,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=HEADER_BYTES,

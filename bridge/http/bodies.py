@@ -1,0 +1,77 @@
+"""Bodies of requests: JSON in UTF-8, read strictly. What JSON cannot keep exactly is refused, never changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from bridge.http.problems import Problem
+
+JSON = "application/json"
+#: orjson reads a number that is too large for 64 bits as a float. Such digits may also be in a string.
+_DIGITS = re.compile(rb"[0-9]{19}")
+
+
+def json_of(raw: bytes) -> Any:
+    """The value of a JSON text. Raises `Problem` (400)."""
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise Problem(400, f"the body is not JSON: {exc.msg} at byte {exc.pos}") from None
+    if _DIGITS.search(raw) is not None and (number := _rounded(found)) is not None:
+        raise Problem(
+            400, f"the body has a number that does not fit into 64 bits, about {number:g}: send it as a string"
+        )
+    return found
+
+
+def _rounded(value: Any) -> float | None:
+    """A float that may have been a whole number of more than 64 bits; None: there is none."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, float):
+            if abs(one) >= 2**63 and one.is_integer():
+                return one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return None
+
+
+def media_type_of(request: Request) -> str:
+    """The media type of the body, in lower case, without parameters; "" when it is not said."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_json(request: Request) -> None:
+    """Raises `Problem` (415) unless the body is JSON, as its media type says."""
+    found = media_type_of(request)
+    if found != JSON and not (found.startswith("application/") and found.endswith("+json")):
+        given = f"not {found!r:.100}" if found else "and name it"
+        raise Problem(415, f"send JSON as Content-Type: {JSON}, {given}", headers={"Accept": JSON})
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return json_of(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, if it has one, is read strictly: ``APIRouter(route_class=JsonRoute)``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strictly(request: Request) -> Response:
+            if self.body_field is not None:
+                require_json(request)
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strictly

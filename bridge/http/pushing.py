@@ -1,0 +1,183 @@
+"""``POST /api/messages``: pushes one message or many, as `TicketTask.push` does, also in the form of CloudEvents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from bridge.app.lanes import names_of_subscriptions, unsplit_lanes_of
+from bridge.http import cloud_events
+from bridge.http.access import Caller, Verb
+from bridge.http.bodies import JSON, json_of, media_type_of, require_json
+from bridge.http.problems import Problem, documented
+from bridge.http.site import Pushing, SiteOf, require
+from bridge.producer.push import apush_many
+from bridge.routing.errors import PayloadError
+from bridge.routing.messages import MAX_TASK_BYTES
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+router = APIRouter(tags=["messages"])
+
+#: Most messages of one request.
+MOST = 10_000
+
+
+class NewMessage(BaseModel):
+    """A message to push."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ticket_id: str | int = Field(description="The ticket: 1 to 512 bytes of UTF-8. A whole number is taken as text.")
+    payload: Any = Field(default=None, description="JSON, at most `bridge_max_payload` bytes.")
+    task: str | None = Field(
+        default=None, description="The task that handles it. Without it: the default task of the app."
+    )
+
+
+class Pushed(BaseModel):
+    """The messages that are in the stream now."""
+
+    message_ids: list[str] = Field(description="The ids of the messages, in the order in which they were sent.")
+
+
+_ONE_OR_MANY: TypeAdapter[NewMessage | list[NewMessage]] = TypeAdapter(NewMessage | list[NewMessage])
+_MESSAGE = {"$ref": "#/components/schemas/NewMessage"}
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "required": list(cloud_events.REQUIRED),
+    "properties": {
+        "specversion": {"const": cloud_events.VERSION},
+        **{name: {"type": "string", "minLength": 1} for name in cloud_events.REQUIRED[1:]},
+        "data": {},
+    },
+    "not": {"required": ["data_base64"]},
+}
+_BODY = {
+    "required": True,
+    "content": {
+        JSON: {"schema": {"oneOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "maxItems": MOST}]}},
+        cloud_events.STRUCTURED: {"schema": _EVENT},
+        cloud_events.BATCHED: {"schema": {"type": "array", "items": _EVENT, "maxItems": MOST}},
+    },
+}
+#: What the description of the interface has for the bodies.
+SCHEMAS = {"NewMessage": NewMessage.model_json_schema()}
+
+
+@router.post(
+    "/api/messages",
+    status_code=201,
+    summary="Push one message or many",
+    responses=documented(408, 409, 415),
+    openapi_extra={"requestBody": _BODY},
+)
+async def push(
+    request: Request,
+    site: SiteOf,
+    caller: Pushing,
+    idempotency_key: Annotated[
+        str | None,
+        Header(min_length=1, max_length=512, description="A second push with the same key within a day adds nothing."),
+    ] = None,
+    task: Annotated[str | None, Query(description="The task of messages that name none, such as CloudEvents.")] = None,
+) -> Pushed:
+    """Adds messages to the stream, in their order, and answers with their ids.
+
+    All are checked before the first is added. The messages of one request are for one task. They go in parts of up to
+    500 messages or 1 MiB, each added whole or not at all. On 503 the member `message_ids` names those that are in for
+    certain. With an `Idempotency-Key` the same request can be sent again: what is in is not added again, and the answer
+    has the same ids. A CloudEvent needs no key, since `source` and `id` are one.
+    """
+    messages, key = await _read(request, idempotency_key)
+    if not messages:
+        return Pushed(message_ids=[])
+    if len(messages) > MOST:
+        raise Problem(400, f"one request may have at most {MOST:,} messages, not {len(messages):,}")
+    name = _task_of(site.app, messages, task)
+    _authorise(site.app, caller, name)
+    rows = [(message.ticket_id, message.payload) for message in messages]
+    try:
+        found = await apush_many(site.app, name, rows, idempotency_key=key)
+    except PayloadError as exc:
+        if key is not None and "pushed under the idempotency key" in str(exc):
+            raise Problem(409, str(exc)) from None
+        raise
+    return Pushed(message_ids=found)
+
+
+async def _read(request: Request, key: str | None) -> tuple[Sequence[NewMessage], str | None]:
+    """The messages of a request, and its idempotency key."""
+    media_type = media_type_of(request)
+    if media_type in (cloud_events.STRUCTURED, cloud_events.BATCHED):
+        found = json_of(await request.body())
+        events = cloud_events.checked(found if media_type == cloud_events.BATCHED else [found])
+    elif cloud_events.is_binary(request.headers):
+        raw = await request.body()
+        if raw:
+            require_json(request)
+        events = cloud_events.checked([cloud_events.binary_event(request.headers, json_of(raw) if raw else None)])
+    else:
+        require_json(request)
+        return _messages(json_of(await request.body())), key
+    if key is None and events:
+        key = cloud_events.key_of(events)
+    return [_of_event(event) for event in events], key
+
+
+def _messages(document: Any) -> Sequence[NewMessage]:
+    many = isinstance(document, list)
+    kind: Any = list[NewMessage] if many else NewMessage
+    try:
+        found = TypeAdapter(kind).validate_python(document)
+    except ValidationError as exc:
+        raise _malformed(exc, many=many) from None
+    return found if many else [found]
+
+
+def _malformed(exc: ValidationError, *, many: bool) -> Problem:
+    error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = [str(part)[:80] for part in error["loc"]]
+    place = f"message {where.pop(0)}" if many and where else "the message"
+    member = f", {'.'.join(where)}" if where else ""
+    return Problem(400, f"{place}{member}: {error['msg'].lower()}; nothing was pushed")
+
+
+def _of_event(event: Mapping[str, Any]) -> NewMessage:
+    return NewMessage(ticket_id=event["partitionkey"], payload=event.get("data"))
+
+
+def _task_of(app: Celery, messages: Sequence[NewMessage], wanted: str | None) -> str:
+    """The task of all messages. Raises `Problem` (400) when there are several, or none."""
+    named = {wanted if message.task is None else message.task for message in messages}
+    if len(named) > 1:
+        raise Problem(400, "the messages of one request must be for one task: send one request for each task")
+    [name] = named
+    if name is None:
+        name = _default_task(app)
+    if not 0 < len(name.encode(errors="surrogatepass")) <= MAX_TASK_BYTES or not name.isprintable():
+        raise Problem(400, f"the name of a task must have 1 to {MAX_TASK_BYTES} bytes, and be printable")
+    return name
+
+
+def _default_task(app: Celery) -> str:
+    found = {lane.settings.default_task for lane in unsplit_lanes_of(app)} - {None}
+    if len(found) != 1:
+        raise Problem(400, "name the task of the message: this app has no default task for all its subscriptions")
+    return str(found.pop())
+
+
+def _authorise(app: Celery, caller: Caller, task: str) -> None:
+    """Raises `Problem` (403) unless ``caller`` may push for the subscription of ``task``.
+
+    A task that this app does not know may be one of any subscription.
+    """
+    if caller.subscriptions is None:
+        return
+    own = [lane.name for lane in unsplit_lanes_of(app) if task in lane.tasks]
+    for name in own or names_of_subscriptions(app):
+        require(caller, Verb.PUSH, name)

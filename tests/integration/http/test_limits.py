@@ -1,0 +1,153 @@
+"""What clients do that send too much, too slowly, or no HTTP at all. The server goes on, and its memory is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.http import connections
+from bridge.stack.embedded import EmbeddedServer
+from tests.integration.http.http_port import Port, app_of, port_of
+
+BODY = 50_000
+
+
+@pytest.fixture
+def port(valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
+    for name, seconds in (("HEADERS_S", 0.5), ("BODY_S", 0.7), ("WRITE_S", 0.3)):
+        monkeypatch.setattr(connections, name, seconds)
+    app = app_of(valkey.url, bridge_http_max_body=BODY, bridge_http_max_connections=20)
+    with port_of(app) as found:
+        yield found
+        # Whatever was done to it.
+        assert found.get("/api/health").status == 200
+    app.bridge.client.close()
+
+
+def all_of(dialled: socket.socket) -> bytes:
+    """What the server sends until it closes the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := dialled.recv(65536):
+            found += piece
+    return found
+
+
+def request(headers: str = "", body: bytes = b"", path: str = "/api/messages") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}\r\n"
+    return head.encode("latin-1") + body
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(port: Port) -> None:
+    with port.dial() as dialled:
+        dialled.sendall(request(f"Content-Length: {10**12}\r\n"))
+        answer = all_of(dialled)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"application/problem+json" in answer
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(port: Port) -> None:
+    with port.dial() as dialled:
+        dialled.sendall(request("Transfer-Encoding: chunked\r\n"))
+        sent = 0
+        with contextlib.suppress(OSError):
+            for _ in range(10_000):
+                dialled.sendall(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
+                sent += 0x1000
+        answer = all_of(dialled)
+    assert answer.startswith(b"HTTP/1.1 413 ") or not answer
+    # The buffers of the kernel took some of it.
+    assert sent < 20 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
+        (
+            b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+            b"431",
+        ),
+        (b"GET /api/health HTTP/1.1\r\nX: " + b"a" * 1_000_000, b"431"),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"431"),
+        (request("Content-Length: -1\r\n"), b"400"),
+        (request("Content-Length: 1\r\nContent-Length: 2\r\n"), b"400"),
+        (request("Transfer-Encoding: chunked\r\n", b"zz\r\n"), b"400"),
+        (request("Transfer-Encoding: gzip\r\n"), b"400"),
+        (b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n", b"400"),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
+        (b"GET /%ff%00/../ HTTP/1.0\r\nHost: localhost\r\n\r\n", b"404"),
+        (
+            b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+            b"200",
+        ),
+    ],
+)
+def test_what_is_not_good_http_gets_one_answer(port: Port, sent: bytes, status: bytes) -> None:
+    with port.dial() as dialled:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            dialled.sendall(sent)
+        answer = all_of(dialled)
+    assert answer.split(b" ", 2)[1] == status, answer
+    assert b"Traceback" not in answer
+
+
+def test_a_client_that_sends_its_headers_slowly_is_cut_off(port: Port) -> None:
+    began = time.monotonic()
+    with port.dial() as dialled:
+        dialled.sendall(b"GET /api/health HTTP/1.1\r\n")
+        answer = b""
+        dialled.settimeout(0.1)
+        while time.monotonic() - began < 5 and not answer:
+            with contextlib.suppress(TimeoutError):
+                dialled.sendall(b"X: a\r\n")
+                answer = dialled.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - began < 3
+
+
+def test_a_client_that_sends_nothing_is_cut_off(port: Port) -> None:
+    with port.dial() as dialled:
+        assert dialled.recv(1000) == b""
+
+
+def test_a_client_that_sends_its_body_slowly_is_cut_off(port: Port) -> None:
+    with port.dial() as dialled:
+        dialled.sendall(request("Content-Length: 100\r\n", b"{"))
+        assert all_of(dialled).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_body_leaves_nothing(port: Port) -> None:
+    for _ in range(30):
+        with port.dial() as dialled:
+            dialled.sendall(request("Content-Length: 100\r\n", b"{"))
+        with port.dial() as dialled:
+            dialled.sendall(request("Content-Length: 100\r\n", b"{"))
+            dialled.shutdown(socket.SHUT_WR)
+            all_of(dialled)
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order(port: Port) -> None:
+    one = b'{"ticket_id": "T"}'
+    with port.dial() as dialled:
+        dialled.sendall(request(f"Content-Length: {len(one)}\r\n", one) * 3 + request("Connection: close\r\n"))
+        answer = all_of(dialled)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"201"] * 3 + [b"400"]
+
+
+def test_a_connection_too_many_is_told_so(port: Port) -> None:
+    with contextlib.ExitStack() as stack:
+        dialled = [stack.enter_context(port.dial()) for _ in range(21)]
+        answer = all_of(dialled[-1])
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in answer.lower()
+    assert b"20 open connections" in answer

@@ -1,0 +1,164 @@
+"""`POST /api/messages`: what goes into the stream, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from tests.integration.http.http_port import STREAM, Port, app_of, port_of
+
+EVENT = {
+    "specversion": "1.0",
+    "id": "e1",
+    "source": "/orders",
+    "type": "order.paid",
+    "partitionkey": "T42",
+    "data": {"amount": 3},
+}
+STRUCTURED = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
+BATCHED = {"Content-Type": "application/cloudevents-batch+json"}
+
+
+@pytest.fixture
+def port(valkey: EmbeddedServer) -> Iterator[Port]:
+    app = app_of(valkey.url, bridge_max_payload=1000, bridge_http_max_body=100_000)
+    with port_of(app) as found:
+        yield found
+    app.bridge.client.close()
+
+
+def entries(server: EmbeddedServer) -> list[tuple[str, dict[str, str]]]:
+    with server.client(decode_responses=True) as client:
+        found: Any = client.xrange(STREAM)
+    return found  # type: ignore[no-any-return]
+
+
+def test_one_message_and_many_come_into_the_stream_in_order(port: Port, valkey: EmbeddedServer) -> None:
+    one = port.post("/api/messages", {"ticket_id": "T42", "payload": {"n": 1.10}})
+    many = port.post("/api/messages", [{"ticket_id": n, "payload": [n, "ü"], "task": "shop.other"} for n in range(3)])
+    assert (one.status, many.status) == (201, 201)
+    found = entries(valkey)
+    assert [id_ for id_, _ in found] == [*one.body["message_ids"], *many.body["message_ids"]]
+    assert [(fields["ticket_id"], fields["task"], fields["payload"]) for _, fields in found] == [
+        ("T42", "shop.apply", '{"n":1.1}'),
+        *((str(n), "shop.other", f'[{n},"ü"]') for n in range(3)),
+    ]
+
+
+def test_no_messages_are_no_push(port: Port, valkey: EmbeddedServer) -> None:
+    assert port.post("/api/messages", []).body == {"message_ids": []}
+    assert entries(valkey) == []
+
+
+def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer) -> None:
+    key = {"Idempotency-Key": "k1"}
+    first = port.post("/api/messages", {"ticket_id": "T", "payload": 1}, headers=key)
+    again = port.post("/api/messages", {"ticket_id": "T", "payload": 1}, headers=key)
+    other = port.post("/api/messages", {"ticket_id": "T", "payload": 2}, headers=key)
+    assert (again.status, again.body) == (201, first.body)
+    assert other.status == 409
+    assert len(entries(valkey)) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "said"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 5000, 400, "not JSON"),
+        (b'{"ticket_id": "T", "payload": NaN}', 400, "not JSON"),
+        (b'{"ticket_id": "T", "payload": 1e999}', 400, "not JSON"),
+        (b'{"ticket_id": "T", "payload": 123456789012345678901}', 400, "does not fit into 64 bits"),
+        (b'{"ticket_id": "T", "payload": "\\ud800"}', 400, "not JSON"),
+        (b'{"payload": 1}', 400, "the message, ticket_id"),
+        (b'{"ticket_id": true}', 400, "the message, ticket_id"),
+        (b'{"ticket_id": ""}', 400, "1 to 512 bytes"),
+        (b'{"ticket_id": "T", "surprise": 1}', 400, "surprise"),
+        (b'{"ticket_id": "T", "task": ""}', 400, "the name of a task"),
+        (b'[{"ticket_id": "T"}, {"ticket_id": "T", "task": "shop.other"}]', 400, "one task"),
+        (b'[{"ticket_id": "T"}, 3]', 400, "message 1"),
+        (b'"T"', 400, "the message"),
+        (b'[{"ticket_id": "T", "payload": "' + b"x" * 2000 + b'"}]', 400, "bridge_max_payload"),
+        (b'{"ticket_id": "T", "payload": ' + b"[" * 300 + b"]" * 300 + b"}", 400, "levels deep"),
+        (b'{"ticket_id": "T", "payload": "' + b"x" * 200_000 + b'"}', 413, "100,000 bytes"),
+    ],
+)
+def test_a_malformed_body_is_refused_and_pushes_nothing(
+    port: Port, valkey: EmbeddedServer, raw: bytes, status: int, said: str
+) -> None:
+    answer = port.post("/api/messages", raw=raw, headers={"Content-Type": "application/json"})
+    assert (answer.status, said in answer.body["detail"]) == (status, True), answer
+    assert entries(valkey) == []
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_body_of_another_media_type_is_refused(port: Port, media_type: str) -> None:
+    # A page in a browser can send these to another origin without asking first.
+    headers = {"Content-Type": media_type} if media_type else {}
+    answer = port.post("/api/messages", raw=b'{"ticket_id": "T"}', headers=headers)
+    assert (answer.status, answer.headers["accept"]) == (415, "application/json")
+
+
+def test_an_event_is_a_message_in_each_mode(port: Port, valkey: EmbeddedServer) -> None:
+    structured = port.post("/api/messages", raw=json.dumps(EVENT).encode(), headers=STRUCTURED)
+    batch = [{**EVENT, "id": f"b{n}", "partitionkey": f"T{n}"} for n in range(2)]
+    batched = port.post("/api/messages?task=shop.other", raw=json.dumps(batch).encode(), headers=BATCHED)
+    binary = port.post(
+        "/api/messages",
+        {"amount": 3},
+        headers={
+            "ce-specversion": "1.0",
+            "ce-id": "x1",
+            "ce-source": "/orders",
+            "ce-type": "order.paid",
+            "ce-partitionkey": "T%C3%BC",
+        },
+    )
+    assert (structured.status, batched.status, binary.status) == (201, 201, 201)
+    assert [(fields["ticket_id"], fields["task"], fields["payload"]) for _, fields in entries(valkey)] == [
+        ("T42", "shop.apply", '{"amount":3}'),
+        ("T0", "shop.other", '{"amount":3}'),
+        ("T1", "shop.other", '{"amount":3}'),
+        ("Tü", "shop.apply", '{"amount":3}'),
+    ]
+
+
+def test_an_event_that_comes_again_is_pushed_once(port: Port, valkey: EmbeddedServer) -> None:
+    answers = [port.post("/api/messages", raw=json.dumps(EVENT).encode(), headers=STRUCTURED) for _ in range(2)]
+    assert answers[0].body == answers[1].body
+    changed = json.dumps({**EVENT, "data": 4}).encode()
+    assert port.post("/api/messages", raw=changed, headers=STRUCTURED).status == 409
+    assert len(entries(valkey)) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({**EVENT, "specversion": "0.3"}, "specversion"),
+        ({**EVENT, "partitionkey": ""}, "partitionkey"),
+        ({**EVENT, "partitionkey": 3}, "partitionkey"),
+        ({**EVENT, "data_base64": "AA=="}, "data_base64"),
+        ({"specversion": "1.0"}, "attribute id"),
+        ([EVENT], "must be a JSON object"),
+    ],
+)
+def test_an_event_without_what_it_needs_is_refused(port: Port, event: object, said: str) -> None:
+    answer = port.post("/api/messages", raw=json.dumps(event).encode(), headers=STRUCTURED)
+    assert (answer.status, said in answer.body["detail"]) == (400, True), answer
+
+
+def test_while_redis_is_away_a_push_is_told_to_come_again(own_server: EmbeddedServer) -> None:
+    app = app_of(own_server.url)
+    with port_of(app) as port:
+        assert port.post("/api/messages", {"ticket_id": "T"}).status == 201
+        own_server.stop()
+        answer = port.post("/api/messages", {"ticket_id": "T"})
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        own_server.start()
+        assert port.post("/api/messages", {"ticket_id": "T"}).status == 201
+    app.bridge.client.close()
