@@ -14,6 +14,7 @@ from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON, json_of, media_type_of, require_json
 from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
+from bridge.producer.options import LONGEST_DELAY_MS, NONE, eta_of_text
 from bridge.producer.push import apush_many
 from bridge.routing.errors import PayloadError
 from bridge.routing.messages import MAX_TASK_BYTES
@@ -37,6 +38,21 @@ class NewMessage(BaseModel):
     task: str | None = Field(
         default=None, description="The task that handles it. Without it: the default task of the app."
     )
+    delay: float | None = Field(
+        default=None, ge=0, le=LONGEST_DELAY_MS / 1000, description="Seconds until the message is due."
+    )
+    eta: str | None = Field(
+        default=None, description="When the message is due, in the form of ISO 8601, with a time zone."
+    )
+    hold: bool = Field(
+        default=False,
+        description="Whether later messages of the ticket wait until this one is due. Otherwise they overtake it.",
+    )
+
+    def options(self) -> dict[str, Any]:
+        """The options, as `TicketTask.push` takes them. Raises `OptionError`."""
+        eta = None if self.eta is None else eta_of_text(self.eta)
+        return {"delay": self.delay, "eta": eta, "hold": self.hold}
 
 
 class Pushed(BaseModel):
@@ -100,9 +116,9 @@ async def push(
         raise Problem(400, f"one request may have at most {MOST:,} messages, not {len(messages):,}")
     name = _task_of(site.app, messages, task)
     _authorise(site.app, caller, name)
-    rows = [(message.ticket_id, message.payload) for message in messages]
     try:
-        found = await apush_many(site.app, name, rows, idempotency_key=key)
+        rows = [(message.ticket_id, message.payload, message.options()) for message in messages]
+        found = await apush_many(site.app, name, rows, idempotency_key=key, options=NONE)
     except PayloadError as exc:
         if key is not None and "pushed under the idempotency key" in str(exc):
             raise Problem(409, str(exc)) from None

@@ -54,6 +54,17 @@ def test_no_messages_are_no_push(port: Port, valkey: EmbeddedServer) -> None:
     assert entries(valkey) == []
 
 
+def test_a_message_may_be_due_later(port: Port, valkey: EmbeddedServer) -> None:
+    with valkey.client() as client:
+        now_ms = int(client.time()[0]) * 1000
+    later = {"ticket_id": "T", "eta": "2090-01-01T00:00:00+01:00", "hold": True}
+    assert port.post("/api/messages", [{"ticket_id": "T", "delay": 30}, later, {"ticket_id": "T"}]).status == 201
+    first, second, third = (fields for _, fields in entries(valkey))
+    assert 30_000 <= int(first["due"]) - now_ms < 40_000
+    assert (second["due"], second["hold"]) == ("3786908400000", "1")
+    assert "due" not in third
+
+
 def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer) -> None:
     key = {"Idempotency-Key": "k1"}
     first = port.post("/api/messages", {"ticket_id": "T", "payload": 1}, headers=key)
@@ -79,6 +90,15 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
         (b'{"ticket_id": true}', 400, "the message, ticket_id"),
         (b'{"ticket_id": ""}', 400, "1 to 512 bytes"),
         (b'{"ticket_id": "T", "surprise": 1}', 400, "surprise"),
+        (b'{"ticket_id": "T", "delay": -1}', 400, "greater than or equal to 0"),
+        (b'{"ticket_id": "T", "delay": "3"}', 400, "the message, delay"),
+        (b'{"ticket_id": "T", "delay": 3153600001}', 400, "less than or equal"),
+        (b'{"ticket_id": "T", "delay": 1, "eta": "2090-01-01T00:00:00Z"}', 400, "give one of them"),
+        (b'{"ticket_id": "T", "eta": "2090-01-01T00:00:00"}', 400, "time zone"),
+        (b'{"ticket_id": "T", "eta": "1990-01-01T00:00:00Z"}', 400, "is past"),
+        (b'{"ticket_id": "T", "eta": "2190-01-01T00:00:00Z"}', 400, "100 years"),
+        (b'{"ticket_id": "T", "eta": "soon"}', 400, "eta must be a time"),
+        (b'{"ticket_id": "T", "hold": true}', 400, "hold=True needs delay or eta"),
         (b'{"ticket_id": "T", "task": ""}', 400, "the name of a task"),
         (b'[{"ticket_id": "T"}, {"ticket_id": "T", "task": "shop.other"}]', 400, "one task"),
         (b'[{"ticket_id": "T"}, 3]', 400, "message 1"),
