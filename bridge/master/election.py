@@ -41,6 +41,13 @@ logger = get_logger(__name__)
 
 #: Margin of the leader's own deadline before the key expires, as a share of the leader lease.
 MARGIN = 0.05
+#: Renewals in one leader lease.
+RENEWALS = 4
+
+
+def answer_s(lease_s: float) -> float:
+    """Longest time for the reply to a command that renews a lead or begins a term, in seconds."""
+    return max(0.2, lease_s / RENEWALS)
 
 
 class Election:
@@ -79,24 +86,24 @@ class Election:
         self._over = False
         self.renewed(sent)
 
-    def take_term(self) -> str:
+    def take_term(self, redis: Redis) -> str:
         """The token for a leader that is about to read the lane.
 
         Each reading has its own term. A script that the leader before it sent and gave up (a lost reply, a time limit)
-        changes nothing then when it arrives late.
+        changes nothing then when it arrives late. ``redis``: used where another term has to begin.
 
         Raises `NotLeading`, redis errors.
         """
         if self._taken:
-            self._begin_term()
+            self._begin_term(redis)
         self._taken = True
         return self._token
 
-    def _begin_term(self) -> None:
+    def _begin_term(self, redis: Redis) -> None:
         with self.renewing:
             sent = time.monotonic()
             lease_ms = self._lane.leader_lease_ms
-            self._token = begin_term(self._redis, self._lane.keys, self._token, self._holder, lease_ms)
+            self._token = begin_term(redis, self._lane.keys, self._token, self._holder, lease_ms)
             self.renewed(sent)
 
     def renewed(self, sent: float) -> None:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from bridge.leader.leader import Leader
 from bridge.link.connections import client, is_outage
 from bridge.link.key_types import refuse_misplaced
+from bridge.master.election import answer_s
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
 
 if TYPE_CHECKING:
@@ -168,7 +169,10 @@ class LaneLead:
         return False
 
     def _begin(self) -> Leader:
-        term = self._election.take_term()
+        # Not the client that all lanes share: many lanes begin at once after an outage, and its pool would keep a
+        # connection for each.
+        with client(self._url, timeout_s=answer_s(self._lane.settings.leader_lease)) as redis:
+            term = self._election.take_term(redis)
         with client(self._url) as redis:
             place, dropped = self._versions.place_in_chain(redis)
         leader = self.leader = Leader(self._app, self._url, self._lane, term, self._clock, place, dropped)

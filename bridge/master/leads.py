@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 
 from bridge.link.connections import is_outage
 from bridge.link.server_clock import compare_all
+from bridge.master.election import RENEWALS
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
 from bridge.routing.leadership import attend, depart, read_token, renew, stand
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Renewals in one leader lease.
-RENEWALS = 4
 #: Seconds between two questions of a standby.
 ASK_S = 0.25
 #: Seconds between two tries while the server is away.

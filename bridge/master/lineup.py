@@ -24,10 +24,11 @@ from bridge.leader.picture.chain import chain_of
 from bridge.link.connections import check_server, client
 from bridge.link.health import EVERY_S, Health
 from bridge.link.outage import OutageLog
+from bridge.master.election import answer_s
 from bridge.master.first_group import begin_group
 from bridge.master.lane_master import LaneMaster
 from bridge.master.layout_watch import LayoutWatch
-from bridge.master.leads import RENEWALS, Leads
+from bridge.master.leads import Leads
 from bridge.master.older_streams import look_at_older
 from bridge.master.refusals import refuse_lane
 from bridge.master.sleepers import Sleepers
@@ -91,7 +92,7 @@ class Lineup:
         self._stop = threading.Event()
         outages = OutageLog(logger, "waiting for it")
         lease_s = min(lane.settings.leader_lease for lane in lanes)
-        self._redis = client(settings.redis_url, timeout_s=max(0.2, lease_s / RENEWALS))
+        self._redis = client(settings.redis_url, timeout_s=answer_s(lease_s))
         self._sleepers = Sleepers(settings.redis_url, outages.party(), self._loops[1], self._leading)
         self._lanes = [
             LaneMaster(

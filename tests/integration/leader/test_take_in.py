@@ -66,11 +66,12 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     app.conf.update(bridge_default_task="counter.append", bridge_leader_lease=30)
     app.task(name="counter.append", shared=False)(never_run)
     settings = read_settings(app)
-    election = Election(client(settings.redis_url), settings.lane, "in this process")
-    elected, token, _ = lead(client(settings.redis_url), settings.lane.keys, "in this process", 30_000)
+    redis = client(settings.redis_url)
+    election = Election(redis, settings.lane, "in this process")
+    elected, token, _ = lead(redis, settings.lane.keys, "in this process", 30_000)
     assert elected
     election.elected(token, time.monotonic())
-    leader = Leader(app, settings.redis_url, lane_of(app), election.take_term(), ServerClock(settings.lane.lease))
+    leader = Leader(app, settings.redis_url, lane_of(app), election.take_term(redis), ServerClock(settings.lane.lease))
 
     def goes_on() -> bool:
         deed(leader)
