@@ -206,6 +206,7 @@ def push_keys() -> str:
     """The keys beside a stream: its layout, and what pushes keep."""
     made = [
         (keys.layout_key("STREAM"), keys.layout_key),
+        (keys.layout_copy_key("STREAM"), keys.layout_copy_key),
         (keys.push_guard(keys.push_prefix("STREAM"), "RUN"), keys.push_guard),
         (keys.push_once("STREAM", "KEY"), keys.push_once),
         (keys.push_prefix("STREAM") + ":tickets:<period>", keys.push_tickets),

@@ -248,11 +248,18 @@ def layout_key(stream: str) -> str:
     The first member or producer of a split stream writes it, and ``bridge stream repartition``. Then it also has
     ``older``, the layout whose partitions are followed, or ``leaving``, the one whose partitions are being left. It
     lives as long as the stream: masters write it again when it is lost. A stream that was never split has none.
-    A layout that is not the first has a copy in ``STREAM:p0``, when no partition has that name any more.
-    ``bridge stream retire`` deletes the copy, and leaves ``{"retired_ms", "newest", "was"}`` here, so that pushes to
-    the stream are refused. It stays until ``bridge stream retire --undo``.
+    ``bridge stream retire`` leaves ``{"retired_ms", "newest", "was"}`` here, so that pushes to the stream are refused.
+    It stays until ``bridge stream retire --undo``.
     """
     return f"{_tagged(stream)}/layout"
+
+
+def layout_copy_key(stream: str) -> str:
+    """String: the copy of a layout that is not the first one of ``stream``. A lost layout is found again by it.
+
+    Written in one step with the layout. It lives as long as the stream: ``bridge stream retire`` deletes it.
+    """
+    return f"{layout_key(stream)}:copy"
 
 
 # Keys of the masters of a stream. They belong to no lane, because live masters share the lanes. No key of a lane can be

@@ -3,7 +3,7 @@
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
 without a stored layout has one partition, unless it has partitions all the same: then the layout was *lost*, by
 FLUSHALL or DEL. Who knows a lost layout stores it again (`restore_layout`): masters look for it, producers meet it. A
-layout after the first one (`bridge stream repartition`) has a copy (`copy_key`), which everybody can find. Of
+layout after the first one (`bridge stream repartition`) has a copy, which everybody can find. Of
 a retired stream a note takes the place of the layout, so that every push is refused. Spark's executors use this module:
 they need not have orjson.
 """
@@ -22,7 +22,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.errors import ConfigurationError, StreamRetired
-from bridge.routing.keys import layout_key
+from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.routing.partitions import MOST, Layout, first_partition
 from bridge.routing.scripts import Argument, Script
 
@@ -140,9 +140,9 @@ def _forbidden(stream: str) -> str:
 def lost_layout(stream: str) -> str:
     """Says that the layout of ``stream`` was lost, and what to do."""
     return (
-        f"stream {stream} is split, since {first_partition(stream)} exists, and its layout is lost: the key "
-        f"{layout_key(stream)} is not there; a master that runs stores it again: try again, or start one with "
-        "bridge_partitions set as it was"
+        f"stream {stream} is split, since {first_partition(stream)} or {layout_copy_key(stream)} exists, and its "
+        f"layout is lost: the key {layout_key(stream)} is not there; a master that runs stores it again: try again, or "
+        "start one with bridge_partitions set as it was"
     )
 
 
@@ -193,19 +193,11 @@ def stored_text(client: Redis, stream: str) -> bytes | str:
     return found or ""
 
 
-def copy_key(stream: str) -> str:
-    """The key of the copy of a later layout than the first one. It stands where the first layout had its first
-    partition: there every push looks for a sign of a lost layout.
-    """
-    return first_partition(stream)
-
-
 def copied_text(client: Redis, stream: str) -> str:
-    """The copy of the layout; "": there is none."""
+    """The copy of the layout; "": there is none, or this user may not read it."""
     try:
-        found: Any = client.get(copy_key(stream))
+        found: Any = client.get(layout_copy_key(stream))
     except ResponseError as exc:
-        # The first partition itself. Or a user who may not read it.
         if "WRONGTYPE" not in str(exc) and not isinstance(exc, NoPermissionError):
             raise
         return ""
@@ -219,12 +211,22 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
         return layout_of(stored, stream)
     if copied := copied_text(client, stream):
         return layout_of(copied, stream)
-    parts = _exists(client, first_partition(stream))
-    if partitions > 1 and (parts or not client.exists(stream)):
+    lost = _exists(client, first_partition(stream)) and not _is_read(client, stream)
+    if partitions > 1 and (lost or not client.exists(stream)):
         return Layout(partitions)
-    if parts and not client.exists(stream):
+    if lost:
         raise ConfigurationError(lost_layout(stream))
     return Layout()
+
+
+def _is_read(client: Redis, stream: str) -> bool:
+    """Whether ``stream`` has a group, as far as this user may know. A stream without one, beside partitions, has
+    messages of a producer that did not know of them.
+    """
+    try:
+        return bool(client.exists(stream) and client.xinfo_groups(stream))
+    except ResponseError:
+        return True
 
 
 def _exists(client: Redis, stream: str) -> bool:
@@ -272,17 +274,18 @@ def _count(layout: Layout) -> str:
 def claim_arguments(stream: str, partitions: int, older: Sequence[str] = ()) -> tuple[list[Argument], list[Argument]]:
     """Keys and arguments of `CLAIM_LAYOUT`."""
     if partitions == 1:
-        return [layout_key(stream)], ["", stream, first_partition(stream), ""]
+        return [layout_key(stream)], ["", stream, first_partition(stream), "", layout_copy_key(stream)]
     made = Layout(partitions, 0, time.time_ns() // 1_000_000)
     versions = [name for one in older for name in (layout_key(one), one)]
     last, after = (Layout(partitions).stream(stream, number) for number in (partitions - 1, partitions))
     text = text_of_layout(made)
-    return [layout_key(stream), stream], [text, stream, first_partition(stream), "", last, after, *versions]
+    signs = first_partition(stream), "", layout_copy_key(stream)
+    return [layout_key(stream), stream], [text, stream, *signs, last, after, *versions]
 
 
 def restore_arguments(stream: str, layout: Layout) -> tuple[list[Argument], list[Argument]]:
     """The same, for a layout that was stored and is lost."""
-    return [layout_key(stream), stream], [layout.text, stream, first_partition(stream), "1"]
+    return [layout_key(stream), stream], [layout.text, stream, first_partition(stream), "1", layout_copy_key(stream)]
 
 
 def difference(stored: Layout, wanted: int, stream: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from redis import Redis
 
 from bridge.routing.errors import OptionError, PayloadError
-from bridge.routing.keys import layout_key
+from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.routing.keys import push_once as push_once_key
 from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments, restore_arguments
 from bridge.routing.partitions import Layout, first_partition
@@ -42,12 +42,12 @@ class Places(NamedTuple):
     numbers: bytes = b""
 
     def arguments(self) -> list[Argument]:
-        return [self.layout.text, " ".join(self.suffixes), self.numbers, self.first]
+        return [self.layout.text, " ".join(self.suffixes), self.numbers, *self.signs]
 
     @property
-    def first(self) -> str:
-        """The first partition that the stream would have, where no layout is known; else ""."""
-        return "" if self.layout.text else first_partition(self.base)
+    def signs(self) -> tuple[str, str]:
+        """The keys that say that a layout was lost, where none is known; else ""."""
+        return ("", "") if self.layout.text else (first_partition(self.base), layout_copy_key(self.base))
 
 
 def places_of(stream: str, layout: Layout, hashes: Sequence[int]) -> Places:

@@ -82,7 +82,7 @@ class Partition:
         args: list[Argument] = [
             places.layout.text,
             places.numbers,
-            places.first,
+            *places.signs,
             self.epoch,
             self.number,
             _or_none(self.count),
@@ -118,7 +118,7 @@ class Tickets:
         return keys, [
             places.layout.text,
             places.numbers,
-            places.first,
+            *places.signs,
             _or_none(self.high_water),
             3 * self.guard_ttl_s,
             present,

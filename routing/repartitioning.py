@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from redis import Redis
 
-from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import copy_key, layout_of, text_of_layout
+from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
+from bridge.routing.layouts import layout_of, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
@@ -33,7 +33,7 @@ def repartition(client: Redis, stream: str, known: Layout, wanted: Layout) -> tu
     Returns OK, LAYOUT with the text of the stored layout, or HELD with a key.
     """
     old = known.streams(stream)
-    names = [layout_key(stream), *old, *wanted.streams(stream), copy_key(stream)]
+    names = [layout_key(stream), *old, *wanted.streams(stream), layout_copy_key(stream)]
     return _answer(_REPARTITION.run(client, names, [known.text, wanted.text, len(old)]))
 
 
@@ -51,7 +51,7 @@ def leave_layout(client: Redis, stream: str, known: Layout, groups: Sequence[str
         for keys in (LaneKeys(one, group) for one in old):
             names += [keys.fence, keys.tickets, keys.dead]
         names += [LaneKeys(one, group).fence for one in new]
-    names.append(copy_key(stream))
+    names.append(layout_copy_key(stream))
     arguments: list[Argument] = [known.text, text_of_layout(left), len(old), len(new), *groups]
     reply = _LEAVE_LAYOUT.run(client, names, arguments)
     code, detail = _answer(reply)
@@ -60,7 +60,7 @@ def leave_layout(client: Redis, stream: str, known: Layout, groups: Sequence[str
 
 def forget_layout(client: Redis, stream: str, known: Layout) -> Layout:
     """Ends the repartition: the older layout is not named any more. Returns the stored layout."""
-    names = [layout_key(stream), copy_key(stream)]
+    names = [layout_key(stream), layout_copy_key(stream)]
     reply = _FORGET_LAYOUT.run(client, names, [known.text, text_of_layout(replace(known, leaving=None))])
     return layout_of(reply, stream)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -13,6 +14,9 @@ from redis.exceptions import NoScriptError
 #: The place of the Lua files. It may be inside an archive: executors of Spark get the package as one.
 FOLDER = files("bridge.routing").joinpath("lua")
 
+#: A line of a script that stands for a file of ``shared/``: what several scripts have in common.
+_SHARED = re.compile(r"^-- shared: (\w+)$", re.MULTILINE)
+
 #: A script argument as it goes over the wire.
 Argument = str | bytes | int | float
 
@@ -22,7 +26,7 @@ class Script:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+        self.text = with_shared(FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8"))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Redis, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
@@ -56,6 +60,11 @@ class Script:
         arguments = [b"EVALSHA", self.sha.encode(), b"%d" % len(keys), *map(_packed, keys), *map(_packed, args)]
         head = b"*%d\r\n" % (len(arguments) + more)
         return head + b"".join(b"$%d\r\n%s\r\n" % (len(argument), argument) for argument in arguments)
+
+
+def with_shared(text: str) -> str:
+    """The text of a script, with what it shares with others in its place."""
+    return _SHARED.sub(lambda found: FOLDER.joinpath("shared", f"{found[1]}.lua").read_text(encoding="utf-8"), text)
 
 
 def _packed(argument: Argument) -> bytes:

@@ -101,9 +101,9 @@ def access(
     if split:
         # The partitions of any layout.
         names.append(f"{names[0]}:[gp][0-9]*")
-    # The layout, and the first partition: without a layout, it says whether the stream is split.
+    # The layout with its copy, and the first partition: without a layout, these say whether the stream is split.
     versions = [keys.stream, *bridge_of(app).settings.older_streams]
-    layout, *layouts = (literal(layout_key(stream)) for stream in versions)
+    layout, *layouts = (f"{literal(layout_key(stream))}*" for stream in versions)
     first, *firsts = (f"{literal(stream)}:p0" for stream in versions)
     split_or_not = (layout,) if split else (layout, first)
     older_ones = tuple(layouts) if split else (*layouts, *firsts)

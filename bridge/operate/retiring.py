@@ -21,8 +21,8 @@ from redis.exceptions import NoPermissionError
 
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
-from bridge.routing.keys import layout_key, retired_key
-from bridge.routing.layouts import Retired, copied_text, copy_key, layout_of, retired_in
+from bridge.routing.keys import layout_copy_key, layout_key, retired_key
+from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
 from bridge.routing.text import printable
@@ -122,9 +122,8 @@ class Retirement:
             leave_chain(self._redis, name)
         if rest:
             self._redis.unlink(*rest)
-        if copied_text(self._redis, self._stream):
-            deleted += self._redis.delete(copy_key(self._stream))
-        return deleted
+        # Without the permission for SCAN it is not among the rest.
+        return deleted + self._redis.delete(layout_copy_key(self._stream))
 
     def _write_note(self) -> None:
         if self._note is None:

@@ -4,9 +4,10 @@
 -- KEYS: 1 layout of the stream (`bridge.routing.keys.layout_key`), 2 last numbers of this period, 3 of the next one, 4 of
 --       the one before (`bridge.routing.keys.push_tickets`), 5.. the streams of the rows.
 -- ARGV: layout that the caller knows ('' = none is stored), for each row the number of its stream from 0, in two bytes
---       ('' = one stream for all), the first partition that the stream would have ('' = a layout is known), entries in the streams at which to wait ('' = never), life of the last numbers (s), which values are there
---       ('' = all; else a 1 or 0 for each, row by row), number of columns, their names, the ticket's first; then the
---       rows: sequence number, values.
+--       ('' = one stream for all), the first partition that the stream would have, and the key of the
+--       copy of a layout (both '' = a layout is known), entries in the streams at which to wait ('' = never), life of
+--       the last numbers (s), which values are there ('' = all; else a 1 or 0 for each, row by row), number of columns,
+--       their names, the ticket's first; then the rows: sequence number, values.
 -- Returns: {'OK', rows that were new}; {'WAIT', entries}: there are new rows, and the stream is full: try again later;
 --          {'LAYOUT', layout}: another layout of the stream is stored, and nothing was added: the caller goes by that
 --          one.
@@ -16,15 +17,14 @@
 -- A full server (OOM), or one that forbids this user the numbers, refuses the first HSET, and so the whole script.
 -- Otherwise the next attempt would append a row without a number again. Bound: O(rows).
 
+-- shared: is_lost
+
 local layout = redis.pcall('GET', KEYS[1]) or ''
--- Without a layout there are no partitions, unless it was lost.
-local key = ARGV[3]
-local lost = layout == '' and redis.pcall('EXISTS', KEYS[5]) == 0 and redis.pcall('EXISTS', key) == 1
-if layout ~= ARGV[1] or lost then
+if layout ~= ARGV[1] or layout == '' and is_lost(KEYS[5], ARGV[3], ARGV[4]) then
   return {'LAYOUT', layout.err or layout}
 end
-local columns = tonumber(ARGV[7])
-local first = 8 + columns
+local columns = tonumber(ARGV[8])
+local first = 9 + columns
 local last, tickets = {}, {}
 for i = first, #ARGV, columns + 1 do
   local ticket = ARGV[i + 1]
@@ -65,13 +65,13 @@ local entries = 0
 for i = 5, #KEYS do
   entries = entries + redis.call('XLEN', KEYS[i])
 end
-if ARGV[4] ~= '' and entries >= tonumber(ARGV[4]) then
+if ARGV[5] ~= '' and entries >= tonumber(ARGV[5]) then
   return {'WAIT', entries}
 end
 -- Write to the numbers before the rows, for no ticket: if it is refused here, no row lacks its number.
 redis.call('HSET', KEYS[2], '', '')
-redis.call('EXPIRE', KEYS[2], ARGV[5])
-local present, numbers = ARGV[6], ARGV[2]
+redis.call('EXPIRE', KEYS[2], ARGV[6])
+local present, numbers = ARGV[7], ARGV[2]
 local arguments = {'XADD', KEYS[5], '*'}
 for _, i in ipairs(new) do
   local n = 3
@@ -81,7 +81,7 @@ for _, i in ipairs(new) do
   end
   for c = 1, columns do
     if present == '' or present:byte(row * columns + c) == 49 then
-      arguments[n + 1], arguments[n + 2] = ARGV[7 + c], ARGV[i + c]
+      arguments[n + 1], arguments[n + 2] = ARGV[8 + c], ARGV[i + c]
       n = n + 2
     end
   end

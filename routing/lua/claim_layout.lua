@@ -4,22 +4,24 @@
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2 the stream as it is with one partition; only with
 --       a layout to store.
 -- ARGV: layout to store ('' = none), the stream, its first partition, whether the layout was stored before and is lost
---       ('1', else ''), the last partition of the layout to store, the one after it; then for each older version of the
---       stream: the key of its layout, the stream.
+--       ('1', else ''), the key of the copy of a layout; only with a layout to store: its last partition, the one after
+--       it; then for each older version of the stream: the key of its layout, the stream.
 -- Returns: the stored layout as text, or the error of a key that cannot be read; '': none is stored, the stream has one
 --          partition; {'LAYOUT'}: none is stored, and the stream has other partitions than the caller's; {'CONFLICT',
 --          older version, its layout as text}: this version is split in another way, and nothing was stored.
 -- Keeps: promise 1, across producers: all of them put a ticket's messages into the same stream. I9: one key for a
---        stream, which lives as long as the stream.
+--        stream, and of a later layout a copy, which live as long as the stream.
 -- A user without a permission for another key than the layout is served as if that key were not there.
 -- Bound: O(older versions + groups of the stream).
+
+-- shared: is_lost
 
 local stored = redis.pcall('GET', KEYS[1])
 if stored and stored ~= '' then
   return stored.err or stored
 end
 -- The copy of a later layout than the first one (`repartition.lua`).
-local key = ARGV[3]
+local key = ARGV[5]
 local copy = redis.pcall('GET', key)
 copy = type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 and copy
 local function exists(at)
@@ -29,7 +31,7 @@ local function exists(at)
 end
 local mine, partitions = copy or ARGV[1], exists(3) == 1
 if mine == '' then
-  if partitions and exists(2) == 0 then
+  if is_lost(ARGV[2], ARGV[3], ARGV[5]) then
     return {'LAYOUT'}
   end
   return ''
@@ -39,8 +41,8 @@ if ARGV[4] == '' and not copy then
     -- The first master makes a group in each partition.
     local key = ARGV[3]
     local led = redis.pcall('XINFO', 'GROUPS', key)
-    local fewer = exists(5) == 0 and not led.err and #led > 0
-    if fewer or exists(6) == 1 then
+    local fewer = exists(6) == 0 and not led.err and #led > 0
+    if fewer or exists(7) == 1 then
       return {'LAYOUT'}
     end
   end
@@ -52,7 +54,7 @@ if ARGV[4] == '' and not copy then
     end
   end
   local wanted = cjson.decode(mine)
-  for i = 7, #ARGV, 2 do
+  for i = 8, #ARGV, 2 do
     local key = ARGV[i]
     local theirs = redis.pcall('GET', key)
     if type(theirs) == 'string' then
@@ -70,4 +72,7 @@ end
 -- A full server lets a script continue whose first write needs no memory.
 redis.pcall('DEL', KEYS[1])
 redis.call('SET', KEYS[1], mine)
+if cjson.decode(mine).generation > 0 then
+  redis.pcall('SET', key, mine)
+end
 return mine

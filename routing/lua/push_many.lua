@@ -4,9 +4,9 @@
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the messages.
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
---       first partition that the stream would have ('' = a layout is known), task, names of further fields (a list with
---       spaces; '' = none); then ticket, payload and the values of these fields of each message. A value: '' = this
---       message has no such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a
+--       first partition that the stream would have, and the key of the copy of a layout (both '' = a layout is known),
+--       task, names of further fields (a list with spaces; '' = none); then ticket, payload and the values of these
+--       fields of each message. A value: '' = this message has no such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a
 --       time in milliseconds since 1970; any other is the field as it is.
 -- Returns: {'OK', ids of the messages, in their order, in one text, which a caller reads faster than a list};
 --          {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that one; {'ERR'}:
@@ -16,18 +16,17 @@
 --        put a ticket's messages into the same stream.
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
+-- shared: is_lost
+
 local layout = redis.pcall('GET', KEYS[1]) or ''
--- Without a layout there are no partitions, unless it was lost.
-local key = ARGV[4]
-local lost = layout == '' and redis.pcall('EXISTS', KEYS[2]) == 0 and redis.pcall('EXISTS', key) == 1
-if layout ~= ARGV[1] or lost then
+if layout ~= ARGV[1] or layout == '' and is_lost(KEYS[2], ARGV[4], ARGV[5]) then
   return {'LAYOUT', layout.err or layout}
 end
-local call, task, places = redis.call, ARGV[5], ARGV[3]
+local call, task, places = redis.call, ARGV[6], ARGV[3]
 local ids = {}
-if places == '' and ARGV[6] == '' then
+if places == '' and ARGV[7] == '' then
   local stream, suffix = KEYS[2], ARGV[2]
-  for i = 7, #ARGV, 2 do
+  for i = 8, #ARGV, 2 do
     ids[#ids + 1] = call('XADD', stream, '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1]) .. suffix
   end
   return {'OK', table.concat(ids, ' ')}
@@ -41,7 +40,7 @@ for suffix in ARGV[2]:gmatch('%S+') do
   suffixes[#suffixes + 1] = suffix
 end
 local names = {}
-for name in ARGV[6]:gmatch('%S+') do
+for name in ARGV[7]:gmatch('%S+') do
   names[#names + 1] = name
 end
 local now
@@ -53,7 +52,7 @@ if #names > 0 then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local number = 0
-for i = 7, #ARGV, 2 + #names do
+for i = 8, #ARGV, 2 + #names do
   local at = places == '' and 0 or places:byte(2 * number + 1) * 256 + places:byte(2 * number + 2)
   number = number + 1
   local id

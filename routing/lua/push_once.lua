@@ -5,9 +5,9 @@
 --       (`bridge.routing.keys.push_once`), 3.. the streams of the messages.
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
---       first partition that the stream would have ('' = a layout is known), number of the first message among all of
---       the push, digest of the messages, life of the note (s), task, names of further fields (a list with spaces; '' =
---       none); then ticket, payload and the values of these fields of each message. A value: '' = this message has no
+--       first partition that the stream would have, and the key of the copy of a layout (both '' = a layout is known),
+--       number of the first message among all of the push, digest of the messages, life of the note (s), task, names of
+--       further fields (a list with spaces; '' = none); then ticket, payload and the values of these fields of each message. A value: '' = this message has no
 --       such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a time in
 --       milliseconds since 1970, which must not be past; any other is the field as it is.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
@@ -20,28 +20,27 @@
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
-local noted = redis.call('HGET', KEYS[2], ARGV[5])
+-- shared: is_lost
+
+local noted = redis.call('HGET', KEYS[2], ARGV[6])
 if noted and noted ~= '' then
   local digest, ids = noted:match('^(%x+) (.*)$')
-  if digest ~= ARGV[6] then
+  if digest ~= ARGV[7] then
     return {'CHANGED'}
   end
   return {'OK', ids}
 end
 local layout = redis.pcall('GET', KEYS[1]) or ''
--- Without a layout there are no partitions, unless it was lost.
-local key = ARGV[4]
-local lost = layout == '' and redis.pcall('EXISTS', KEYS[3]) == 0 and redis.pcall('EXISTS', key) == 1
-if layout ~= ARGV[1] or lost then
+if layout ~= ARGV[1] or layout == '' and is_lost(KEYS[3], ARGV[4], ARGV[5]) then
   return {'LAYOUT', layout.err or layout}
 end
-local call, task, places = redis.call, ARGV[8], ARGV[3]
+local call, task, places = redis.call, ARGV[9], ARGV[3]
 for i = 3, #KEYS do
   -- A key that is no stream is refused here. Later, messages for other streams would be in.
   call('XLEN', KEYS[i])
 end
 local names = {}
-for name in ARGV[9]:gmatch('%S+') do
+for name in ARGV[10]:gmatch('%S+') do
   names[#names + 1] = name
 end
 local messages = {}
@@ -53,7 +52,7 @@ if #names > 0 then
   end
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-for i = 10, #ARGV, 2 + #names do
+for i = 11, #ARGV, 2 + #names do
   local fields = {'ticket_id', ARGV[i], 'task', task}
   for j, name in ipairs(names) do
     local value = ARGV[i + 1 + j]
@@ -73,8 +72,8 @@ for i = 10, #ARGV, 2 + #names do
   fields[#fields + 1] = ARGV[i + 1]
   messages[#messages + 1] = fields
 end
-call('HSET', KEYS[2], ARGV[5], '')
-call('EXPIRE', KEYS[2], ARGV[7])
+call('HSET', KEYS[2], ARGV[6], '')
+call('EXPIRE', KEYS[2], ARGV[8])
 local suffixes = {}
 for suffix in ARGV[2]:gmatch('%S+') do
   suffixes[#suffixes + 1] = suffix
@@ -85,5 +84,5 @@ for number, fields in ipairs(messages) do
   ids[number] = call('XADD', KEYS[3 + at], '*', unpack(fields)) .. (suffixes[1 + at] or '')
 end
 local text = table.concat(ids, ' ')
-call('HSET', KEYS[2], ARGV[5], ARGV[6] .. ' ' .. text)
+call('HSET', KEYS[2], ARGV[6], ARGV[7] .. ' ' .. text)
 return {'OK', text}

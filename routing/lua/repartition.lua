@@ -2,13 +2,13 @@
 --
 -- From -> to: no message changes its state; messages that are pushed from now on go to the new partitions.
 -- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions, then of the new ones; last
---       its copy (`bridge.routing.layouts.copy_key`).
+--       its copy (`bridge.routing.keys.layout_copy_key`).
 -- ARGV: layout that the caller knows ('' = none is stored), new layout, number of old partitions.
 -- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'HELD', key}: a new partition has the name of a key
 --          that is no stream. Only 'OK' changed anything.
 -- Keeps: promise 1 across layouts: all producers change in one moment. Promise 2: each group has the new partitions from
 --        their first entry on, so a group that no master of the caller's app knows misses nothing.
--- A full server refuses the SET and so all of it.
+-- A full server refuses the MSET and so all of it.
 -- Bound: O(partitions * groups).
 
 local layout = redis.call('GET', KEYS[1]) or ''
@@ -35,13 +35,7 @@ for i = old + 2, #KEYS - 1 do
     return {'HELD', KEYS[i]}
   end
 end
-redis.call('SET', KEYS[1], ARGV[2])
--- The copy stands where the first layout had its first partition, as long as that is not there.
-local last = #KEYS
-local copy = redis.pcall('GET', KEYS[last])
-if not copy or type(copy) == 'string' and copy:find('{"partitions":', 1, true) == 1 then
-  redis.call('SET', KEYS[last], ARGV[2])
-end
+redis.call('MSET', KEYS[1], ARGV[2], KEYS[#KEYS], ARGV[2])
 for i = old + 2, #KEYS - 1 do
   for _, name in ipairs(names) do
     redis.pcall('XGROUP', 'CREATE', KEYS[i], name, '0', 'MKSTREAM')

@@ -8,36 +8,19 @@
 --          'OK' changed anything.
 -- Keeps: I1, I9. Bound: O(keys, groups); what the keys hold is freed in the background.
 
+-- shared: not_done_with
+
 local known = {}
 for i = 3, #ARGV do
   known[ARGV[i]] = true
 end
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-if last and (groups.err or #groups == 0) then
-  return {'UNREAD', ''}
-end
-for _, flat in ipairs(groups.err and {} or groups) do
-  local info = {}
-  for i = 1, #flat, 2 do
-    info[flat[i]] = flat[i + 1]
-  end
-  if not known[info['name']] then
-    return {'CHANGED', info['name']}
-  end
-  if info['pending'] > 0 then
-    return {'UNDONE', info['name']}
-  end
-  local read_to = info['last-delivered-id']
-  if last and read_to ~= last[1] and #redis.call('XRANGE', KEYS[1], '(' .. read_to, '+', 'COUNT', 1) > 0 then
-    return {'UNREAD', info['name']}
-  end
+local code, group = not_done_with(KEYS[1], known)
+if code then
+  return {code, group}
 end
 local free = tonumber(ARGV[1])
 for i = 2, free + 1 do
-  -- An empty stream: all dead letters were replayed or dropped.
-  local kind = redis.call('TYPE', KEYS[i]).ok
-  if kind ~= 'none' and (kind ~= 'stream' or redis.call('XLEN', KEYS[i]) > 0) then
+  if holds(KEYS[i]) then
     return {'HELD', KEYS[i]}
   end
 end

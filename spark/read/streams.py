@@ -13,7 +13,7 @@ from typing import cast
 import redis
 
 from bridge.routing.errors import ServerUnavailable, StreamRetired
-from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
 from bridge.routing.layouts import layout_of, lost_layout, retired_in
 from bridge.routing.partitions import AT, first_partition
 from bridge.spark.read.options import DEAD, HISTORY, ReadOptions
@@ -77,8 +77,8 @@ def source_named(options: ReadOptions, name: str) -> Source:
 
 
 def _is_lost(connection: RedisConnection, options: ReadOptions) -> bool:
-    """Whether the stream, which has no layout, is split: it has a partition, and there is no stream itself."""
-    streams = (options.stream, first_partition(options.stream))
+    """Whether the stream, which has no layout, is split: a layout has a copy, or there is a partition and no stream."""
+    streams = (options.stream, first_partition(options.stream), layout_copy_key(options.stream))
     kinds: list[object] = []
     try:
         for stream in streams:
@@ -90,7 +90,7 @@ def _is_lost(connection: RedisConnection, options: ReadOptions) -> bool:
                 kinds.append(None)
     except (redis.RedisError, OSError) as error:
         raise unavailable(options.url, error) from None
-    return kinds == [b"none", b"stream"]
+    return kinds[:2] == [b"none", b"stream"] or kinds[2] == b"string"
 
 
 def _is_there(connection: RedisConnection, options: ReadOptions, key: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.routing.scripts import Script
+from bridge.routing.scripts import Script, with_shared
 from bridge.testing.nodes.process import ROOT
 from tests.calibration.mutation import Mutation, mutated
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
@@ -52,8 +52,8 @@ def _in_place(mutation: Mutation) -> Iterator[None]:
         gc.unfreeze()
         [script] = [one for one in gc.get_objects() if type(one) is Script and one.name == name]
         before = dict(vars(script))
-        script.text = text
-        script.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        script.text = with_shared(text)
+        script.sha = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from tests.keycheck import ownerless
 #: Keys on the server that are Celery's, the stream's (its layout), or the run's own.
 FOREIGN_KEYS = (
     "{ticket_stream}/layout",
+    "{ticket_stream}/layout:copy",
     "{ticket_stream:v2}/layout",
     "_kombu.binding*",
     "*.pidbox",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.link.connections import client
-from bridge.routing.keys import layout_key
+from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.stack.embedded import EmbeddedServer
 from tests.keycheck import check_keys
 from tests.scripts.world import SPLIT, World
@@ -22,7 +22,7 @@ def empty(server: EmbeddedServer) -> Iterator[World]:
     with client(server.url) as connected:
         world = World(connected)
         yield world
-        check_keys(connected, *world.lane_keys(), allowed=[USERS, layout_key(SPLIT)])
+        check_keys(connected, *world.lane_keys(), allowed=[USERS, layout_key(SPLIT), layout_copy_key(SPLIT)])
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from bridge.operate.deleting import LanesOfStream
 from bridge.operate.repartitioning import clear
-from bridge.routing.keys import LaneKeys, layout_key
-from bridge.routing.layouts import claim_layout, find_layout, text_of_layout
+from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
+from bridge.routing.layouts import claim_layout, find_layout, restore_layout, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
@@ -192,13 +192,31 @@ def test_what_is_lost_in_the_middle_of_a_repartition_is_found_again(fresh: World
         assert claim_layout(fresh.client, STREAM, 1) == before
 
 
-def test_a_key_of_somebody_else_in_the_place_of_the_copy_stays(fresh: World) -> None:
+def test_the_copy_is_that_of_the_stored_layout_after_each_step_and_lives_in_a_key_of_its_own(fresh: World) -> None:
     fresh.client.set("orders:p0", "mine")
     made = next_layout(Layout(), 2)
+
+    def same() -> None:
+        stored = fresh.client.get(layout_key(STREAM))
+        assert stored
+        assert fresh.client.get(layout_copy_key(STREAM)) == stored
+
     assert repartition(fresh.client, STREAM, Layout(), made)[0] is ReturnCode.OK
+    same()
     assert leave_layout(fresh.client, STREAM, known(fresh.client), [])[0] is ReturnCode.OK
-    forget_layout(fresh.client, STREAM, known(fresh.client))
+    same()
+    last = forget_layout(fresh.client, STREAM, known(fresh.client))
+    same()
+    # After FLUSHALL, who knew the layout stores both again
+    fresh.client.delete(layout_key(STREAM), layout_copy_key(STREAM))
+    assert restore_layout(fresh.client, STREAM, last) == last
+    same()
     assert fresh.client.get("orders:p0") == b"mine"
+
+
+def test_a_first_layout_has_no_copy(fresh: World) -> None:
+    assert claim_layout(fresh.client, STREAM, 2).partitions == 2
+    assert not fresh.client.exists(layout_copy_key(STREAM))
 
 
 @pytest.mark.parametrize("how", ["entries", "stream"])

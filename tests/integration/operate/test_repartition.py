@@ -17,8 +17,8 @@ from celery import Celery
 
 import bridge
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.keys import LaneKeys, follows_key, layout_key, newer_key
-from bridge.routing.layouts import check_layouts, copy_key, find_layout
+from bridge.routing.keys import LaneKeys, follows_key, layout_copy_key, layout_key, newer_key
+from bridge.routing.layouts import check_layouts, find_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import next_layout
 from bridge.stack.embedded import EmbeddedServer
@@ -114,7 +114,7 @@ class Splitting:
         self.lane.assert_logs(TICKETS, self.pushed)
         self.lane.assert_no_overlap()
         lanes = [LaneKeys(one, GROUP) for one in self.streams()]
-        check_keys(self.redis, *lanes, allowed=("log:*", layout_key(STREAM), copy_key(STREAM), "_kombu.*"))
+        check_keys(self.redis, *lanes, allowed=("log:*", layout_key(STREAM), layout_copy_key(STREAM), "_kombu.*"))
 
 
 def run_bridge(splitting: Splitting, *arguments: object) -> str:

@@ -55,8 +55,9 @@ RARE = {
     "xgroup|setid",
     "hmget",
 }  # lost messages, orders
+LOST_LAYOUT = {"xinfo|groups"}  # beside a key with the name of a partition
 NOT_ON_THE_WAY = {
-    "producer": CONNECTING | RESULTS | {"ping"},
+    "producer": CONNECTING | RESULTS | LOST_LAYOUT | {"ping"},
     "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | SEVERAL_LANES | {"ping"},
     "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
     "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},

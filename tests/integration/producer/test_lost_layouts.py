@@ -15,6 +15,8 @@ from bridge.routing.errors import ConfigurationError, ServerUnavailable
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, restore_layout
 from bridge.routing.partitions import Layout, partition_of
+from bridge.routing.repartitioning import next_layout, repartition
+from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import broker_environment
@@ -71,6 +73,36 @@ def test_a_producer_without_the_setting_does_not_use_the_unsplit_stream(
     # A master stores it again.
     claim_layout(redis, STREAM, P)
     assert [id_.partition("@")[2] for id_ in push_many(shop, [("T42", 1)], **options)] == ["p1"]
+
+
+@EACH_WAY
+@pytest.mark.parametrize("options", [{}, {"idempotency_key": "k"}], ids=["plain", "once"])
+@pytest.mark.parametrize("split", ["first", "again"])
+def test_nor_when_somebody_added_a_message_to_the_unsplit_stream(
+    redis: Any, shop: Any, push_many: Callable[..., list[str]], options: dict[str, str], split: str
+) -> None:
+    """Nobody reads that stream: the layout is lost all the same."""
+    if split == "first":
+        lose(redis)
+    else:
+        assert repartition(redis, STREAM, Layout(), next_layout(Layout(), P))[0] is ReturnCode.OK
+        redis.delete(KEY)
+    redis.xadd(STREAM, {"ticket_id": "T"})
+    for push in (shop.push, lambda *message: push_many(shop, [message], **options)):
+        with pytest.raises(ServerUnavailable, match=r"{ticket_stream}/layout is not there"):
+            push("T1", 1)
+    assert redis.xlen(STREAM) == 1
+    assert not redis.exists(KEY)
+    # A master stores it again.
+    assert claim_layout(redis, STREAM, P).partitions == P
+    assert "p1" in shop.push("T42", 1).partition("@")[2]
+
+
+def test_a_stream_that_is_read_is_used_although_another_one_has_the_name_of_a_partition(redis: Any, shop: Any) -> None:
+    make_group(redis, LaneKeys(STREAM, "concurrency_stream_group"), "0")
+    redis.xadd(f"{STREAM}:p0", {"other": "x"})
+    assert "@" not in shop.push("T1", 1)
+    assert redis.xlen(STREAM) == 1
 
 
 @EACH_WAY

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from bridge.routing.batch import SECTIONS
 from bridge.routing.return_codes import ReturnCode
+from bridge.routing.scripts import with_shared
 
 ROOT = Path(__file__).parents[3]
 LUA = ROOT / "routing" / "lua"
@@ -19,7 +21,7 @@ LABELS = ("From -> to:", "KEYS:", "ARGV:", "Returns:", "Keeps:", "Bound:")
 
 def split(path: Path) -> tuple[str, str]:
     """The header as running text, and the code without comments."""
-    lines = path.read_text().splitlines()
+    lines = with_shared(path.read_text()).splitlines()
     end = next(i for i, line in enumerate(lines) if not line.startswith("--"))
     header = " ".join(line.removeprefix("--").strip() for line in lines[:end])
     code = "\n".join(re.sub(r"--[^'\"]*$", "", line) for line in lines[end:])
@@ -74,6 +76,12 @@ def test_every_return_code_is_stated_and_every_stated_code_is_returned(path: Pat
         returned |= {found.strip() for found in re.findall(r"'([A-Z]+ ?)'", statement.split("redis.call")[0])}
     assert stated == returned
     assert stated <= {one.value for one in ReturnCode}
+
+
+def test_every_shared_part_is_used_by_several_scripts() -> None:
+    used = Counter(name for path in FILES for name in re.findall(r"(?m)^-- shared: (\w+)$", path.read_text()))
+    assert set(used) == {path.stem for path in (LUA / "shared").glob("*.lua")}
+    assert min(used.values()) > 1
 
 
 def test_every_code_of_the_enum_is_returned_by_some_script() -> None:

@@ -140,7 +140,8 @@ def test_a_call_is_its_opening_and_its_rows() -> None:
     opening = once_opening(at, "0 0", "2 7", columns, 2, rows.present(0, 2))
     # Then it is what redis-py would send in one
     keys = ["guard", "{strüam}:\0/layout", "{strüam}:\0"]
-    arguments = ["", "", "{strüam}:\0:p0", "3", "1", "", "0 0", "2 7", "20", "60", "1110", "2", "ticket_id", "fü\r\n"]
+    signs = ["{strüam}:\0:p0", "{strüam}:\0/layout:copy"]
+    arguments = ["", "", *signs, "3", "1", "", "0 0", "2 7", "20", "60", "1110", "2", "ticket_id", "fü\r\n"]
     sha = opening.split(b"\r\n")[4]
     whole = Connection().pack_command("EVALSHA", sha, "3", *keys, *arguments, "A", "1", "B", "\0")
     assert opening + wire(rows) == b"".join(bytes(piece) for piece in whole)
