@@ -20,7 +20,10 @@ def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = (
     problems = []
     for raw in client.scan_iter(count=1000):
         key = raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else str(raw)
-        expires = int(client.pttl(raw)) >= 0
+        left_ms = int(client.pttl(raw))
+        if left_ms == -2:
+            continue  # it expired since the scan
+        expires = left_ms >= 0
         owner = None
         must = False
         for keys in lanes:

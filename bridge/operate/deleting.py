@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from redis.exceptions import ResponseError
+
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.routing.errors import OrderFailed
@@ -99,7 +101,10 @@ class LanesOfStream:
 def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneKeys]:
     """The lanes of the groups of ``stream``, and those of which the keys ``found`` are left."""
     names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in found}
-    if redis.exists(stream):
+    try:
         groups = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
         names |= {name.decode(errors="surrogateescape") for name in groups}
+    except ResponseError as exc:
+        if "no such key" not in str(exc):
+            raise
     return [LaneKeys(stream, name) for name in sorted(names)]

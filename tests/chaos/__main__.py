@@ -34,6 +34,7 @@ from tests.chaos.versions import VERSIONS, Versions
     show_default=True,
     help="Of the stream: one, both from the beginning, or the deploy of the newer one as a fault.",
 )
+@click.option("--repartition", is_flag=True, help="The number of partitions changes, as a fault.")
 @click.option("--only", multiple=True, type=click.Choice(sorted(ACTIONS)), help="Only this fault; may be repeated.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where logs and ledger stay [default: a new one].")
 def main(
@@ -49,6 +50,7 @@ def main(
     subscriptions: bool,
     partitions: int,
     versions: Versions,
+    repartition: bool,
     only: tuple[str, ...],
     folder: Path | None,
 ) -> None:
@@ -69,6 +71,7 @@ def main(
         only=only,
         culprits=culprits,
         versions=versions,
+        repartitions=repartition,
         subscriptions=split(draw_subscriptions(seed) if subscriptions else ONE, partitions),
         say=click.echo,
         fsync=fsync,

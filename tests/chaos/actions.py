@@ -242,6 +242,9 @@ class Actions(Company):
         self.deploy.begin(self.workers, self.masters, producers_first=early < 0.5)
         return True
 
+    def _repartition_the_stream(self, which: float, kills: float, early: float, *_: float) -> bool:
+        return self.repartitions is not None and self.repartitions.begin(which, kills, early)
+
     def _park_a_ticket(self, which: float, long: float, *_: float) -> bool:
         tickets: Any = self.redis.hkeys(self.keys.tickets)
         if not tickets:

@@ -1,4 +1,5 @@
-"""What must hold over the versions of a stream, beside what holds in each (`tests.chaos.checks`). Pure functions.
+"""What must hold over the versions of a stream, and over its layouts before and after a repartition, beside what holds
+in each (`tests.chaos.checks`). Pure functions.
 
 A ticket's executions of both versions are one row: they do not overlap, and their fences grow. A message of the newer
 version is dispatched only when all messages of its ticket that are in the older stream by then are done or dead.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.chaos.checks import Violation, check_effect_fences, check_fences, check_overlaps
 from tests.chaos.facts import Evidence, Message, Rest
@@ -34,11 +37,25 @@ def check_chain(older: Evidence, newer: Evidence) -> list[Violation]:
     return [*check_overlaps(both), *check_fences(both), *check_effect_fences(both), *check_older_first(older, newer)]
 
 
+def together(evidence: Sequence[Evidence]) -> Evidence:
+    """The evidence of one subscription on all partitions of a layout."""
+    return Evidence(
+        messages=[message for one in evidence for message in one.messages],
+        executions=[execution for one in evidence for execution in one.executions],
+        effects=[effect for one in evidence for effect in one.effects],
+        letters=[letter for one in evidence for letter in one.letters],
+        rest=Rest(),
+        notes=replace(evidence[0].notes, replayed={id_ for one in evidence for id_ in one.notes.replayed}),
+        max_attempts=evidence[0].max_attempts,
+    )
+
+
 def check_older_first(older: Evidence, newer: Evidence) -> list[Violation]:
     """When a message of the newer version was dispatched, all older ones of its ticket were settled."""
     found = []
-    settled = {letter.message_id: letter.at_ms for letter in older.letters}
-    settled.update({effect.message_id: effect.at_ms for effect in older.effects})
+    # With the ticket: messages of two partitions may have the same id.
+    settled = {(letter.ticket, letter.message_id): letter.at_ms for letter in older.letters}
+    settled.update({(effect.ticket, effect.message_id): effect.at_ms for effect in older.effects})
     crashes_ms = sorted(wall // 1_000_000 for _, wall in older.notes.lossy_crashes)
     replayed = older.notes.replayed
     of_ticket: dict[str, list[Message]] = defaultdict(list)
@@ -51,7 +68,7 @@ def check_older_first(older: Evidence, newer: Evidence) -> list[Violation]:
         for message in of_ticket[execution.ticket]:
             if _pushed_us(message) + CERTAIN_US >= execution.fence:
                 break
-            at_ms = settled.get(message.message_id)
+            at_ms = settled.get((message.ticket, message.message_id))
             if at_ms is not None and at_ms <= began:
                 continue
             crash = bisect_left(crashes_ms, began)

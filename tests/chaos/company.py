@@ -14,6 +14,7 @@ from bridge.testing.nodes.node import WorkerNode
 from tests.chaos.facts import Notes
 from tests.chaos.ledger import LedgerReader, now_ns
 from tests.chaos.operator import Operator
+from tests.chaos.repartition import Repartitions
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import Stranding
 from tests.chaos.versions import Deploy
@@ -40,6 +41,7 @@ class Company:
         lossy: bool = False,
         after_loss: Callable[[], object] = lambda: None,
         deploy: Deploy | None = None,
+        repartitions: Repartitions | None = None,
     ) -> None:
         self.server = server
         self.keys = keys
@@ -54,17 +56,29 @@ class Company:
         self.lossy = lossy
         self.after_loss = after_loss
         self.deploy = deploy
+        self.repartitions = repartitions
         #: How often each action was done, and how often there was nobody to do it to.
         self.done: dict[str, int] = {}
         self.missed: dict[str, int] = {}
         self.strandings: list[Stranding] = []
-        self.operator = Operator(self.redis, keys, notes)
+        #: The last one gives orders. Those before it are of lanes of older layouts.
+        self.operators = [Operator(self.redis, keys, notes)]
         #: Seconds that each killed leader's lane was without one.
         self.leaderless_s: list[float] = []
         self.leader_gone_at: float | None = None
         self.leave_at: dict[str, float] = {}
         self.joined = 0
         self.traps: list[tuple[float, str, Callable[[], bool]]] = []
+
+    @property
+    def operator(self) -> Operator:
+        """Who gives the orders."""
+        return self.operators[-1]
+
+    def move_to(self, keys: LaneKeys) -> None:
+        """From now on the faults of a lane and of its operator strike this one."""
+        self.keys = keys
+        self.operators.append(Operator(self.redis, keys, Notes()))
 
     @property
     def seats(self) -> list[Seat]:

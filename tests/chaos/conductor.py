@@ -44,16 +44,20 @@ class Conductor(Actions):
             seat.tick()
         if self.deploy is not None:
             self.deploy.tick(self.may_stop)
+        if self.repartitions is not None:
+            self.repartitions.tick()
         self._look_for_leader()
         self._spring_traps()
-        self.operator.tick()
+        for operator in self.operators:
+            operator.tick()
 
     def calm_down(self) -> None:
         """No more faults: what is frozen goes on, and what an operator holds back is let go."""
         for seat in self.seats:
             seat.thaw()
             seat.mend()
-        self.operator.undo_all()
+        for operator in self.operators:
+            operator.undo_all()
 
     def complaints(self) -> list[str]:
         """What processes did of their own accord and should not have."""

@@ -51,6 +51,7 @@ LANE_ACTIONS = {
 }
 OPERATOR_ACTIONS = {
     "deploy the newer version": 1,
+    "repartition the stream": 1,
     "park a ticket": 2,
     "drain a worker": 1,
     "transfer a worker's tickets": 2,

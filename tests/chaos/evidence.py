@@ -54,12 +54,17 @@ def effects(redis: Redis) -> list[Effect]:
 
 def letters(redis: Redis, keys: LaneKeys) -> list[Letter]:
     """All dead letters."""
+    return [letter for _, letter in lettered(redis, keys)]
+
+
+def lettered(redis: Redis, keys: LaneKeys) -> list[tuple[str, Letter]]:
+    """The same, each with the id of its entry."""
     found = []
     for id_, fields in entries(redis, keys.dead):
         attempts = int(fields.get("attempts", 0))
         ticket = fields.get("ticket_id", "")
         text = f"{fields.get('reason', '')} {fields.get('error', '')}".strip()
-        found.append(Letter(fields["message_id"], ticket, attempts, text, _ms(id_)))
+        found.append((id_, Letter(fields["message_id"], ticket, attempts, text, _ms(id_))))
     return found
 
 

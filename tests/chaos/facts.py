@@ -11,7 +11,7 @@ class Message:
     """A pushed message. ``n``: its place in its ticket, from 0 without gaps, in the order of the ids.
 
     ``dies``: it can never succeed and must end as a dead letter. ``pushed_ns``: Unix ns when its id was known.
-    ``kind``: what filters look at. ``version``: of the stream; "": it has one.
+    ``kind``: what filters look at. ``version``: of the stream; "": it has one. ``generation``: of the stream's layout.
     """
 
     message_id: str
@@ -21,6 +21,7 @@ class Message:
     pushed_ns: int = 0
     kind: str = ""
     version: str = ""
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
+from celery import Celery
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from bridge.routing.partitions import Layout, partition_of
+import bridge
+from bridge.routing.errors import ConfigurationError, ServerUnavailable
+from bridge.routing.layouts import find_layout
+from bridge.routing.partitions import AT, Layout, partition_of, stream_id, suffix_of
 from tests.chaos.facts import Message
 from tests.chaos.recording import place_of
-from tests.chaos.subscriptions import STREAMS
+from tests.chaos.subscriptions import STREAM, STREAMS, generation_of
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
 #: (ticket, task or '', payload or its JSON, whether it can never succeed).
@@ -56,19 +62,27 @@ class Feeder:
             if not batch:
                 return 0
             self._in_doubt = True
-            with self._redis.pipeline(transaction=False) as pipe:
-                for ticket, task, payload, _ in batch:
-                    text = payload if isinstance(payload, str) else json.dumps(payload)
-                    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
-                    stream = self._stream_of(ticket, version_of(payload))
-                    pipe.xadd(stream, {**fields, "task": task} if task else fields)
-                ids = pipe.execute()
+            ids = self._add(batch)
             self._in_doubt = False
         except UNAVAILABLE:
             return len(self.messages) - before
         for planned, id_ in zip(batch, ids, strict=True):
             self._note(id_, planned)
         return len(self.messages) - before
+
+    def _add(self, batch: Sequence[Planned]) -> list[str]:
+        """Adds messages. Returns their ids. After an error some of the first ones may be in."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for ticket, task, payload, _ in batch:
+                text = payload if isinstance(payload, str) else json.dumps(payload)
+                fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
+                stream = self._stream_of(ticket, version_of(payload))
+                pipe.xadd(stream, {**fields, "task": task} if task else fields)
+            ids: list[str] = pipe.execute()
+        return ids
+
+    def close(self) -> None:
+        """Closes what was opened for it."""
 
     def forget_lost(self) -> int:
         """After a crash of a server that may lose its last writes: what is not there any more was never pushed.
@@ -120,9 +134,11 @@ class Feeder:
 
     def _resync(self) -> None:
         arrived = []
-        for stream in self._streams:
-            found: Any = self._redis.xrange(stream, f"({self._last_ids[stream]}", "+")
-            arrived += [(fields["ticket_id"], place_of(json.loads(fields["payload"])), id_) for id_, fields in found]
+        for stream, suffix in self._where():
+            found: Any = self._redis.xrange(stream, f"({self._last_ids.get(stream, '0-0')}", "+")
+            arrived += [
+                (fields["ticket_id"], place_of(json.loads(fields["payload"])), id_ + suffix) for id_, fields in found
+            ]
         # In the order in which they were pushed: the messages of a ticket may be in the streams of several versions.
         pushed = {planned: place for place, planned in enumerate(self._planned)}
         for ticket, n, id_ in sorted(arrived, key=lambda one: pushed[one[:2]]):
@@ -131,7 +147,11 @@ class Feeder:
         self._planned = {}
         self._in_doubt = False
 
-    def _stream_of(self, ticket: str, version: str) -> str:
+    def _where(self) -> list[tuple[str, str]]:
+        """The streams to which messages may have been pushed, each with what follows the ids of its messages."""
+        return [(stream, "") for stream in self._streams]
+
+    def _stream_of(self, ticket: str, version: str, _id: str = "") -> str:
         streams = self._of_version[version]
         return streams[partition_of(ticket, len(streams))]
 
@@ -140,9 +160,62 @@ class Feeder:
         n = self.counts.get(ticket, 0)
         self.counts[ticket] = n + 1
         version = version_of(payload)
-        self._last_ids[self._stream_of(ticket, version)] = id_
+        self._last_ids[self._stream_of(ticket, version, id_)] = stream_id(id_)
         kind = "" if isinstance(payload, str) else payload.get("kind", "")
-        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind, version))
+        self.messages.append(
+            Message(stream_id(id_), ticket, n, dies, time.time_ns(), kind, version, generation_of(id_))
+        )
+
+
+class FollowingFeeder(Feeder):
+    """A producer that pushes as an app does, through the bridge: it goes by the layout of the stream."""
+
+    def __init__(self, redis: Redis, source: Source, url: str, partitions: int) -> None:
+        super().__init__(redis, source, partitions)
+        app = Celery("feeder", broker=url, set_as_current=False)
+        bridge.install(app)
+        app.conf.bridge_partitions = partitions
+        self._app = app
+        self._tasks: dict[str, Any] = {}
+        #: Generation -> how many partitions its layout has.
+        self._generations = {0: partitions}
+
+    def close(self) -> None:
+        """Closes its connections."""
+        vars(self._app)["bridge"].client.close()
+
+    def _add(self, batch: Sequence[Planned]) -> list[str]:
+        ids: list[str] = []
+        try:
+            for task, planned in groupby(batch, key=itemgetter(1)):
+                ids += self._task(task).push_many([(ticket, payload) for ticket, _, payload, _ in planned])
+        except ServerUnavailable as exc:
+            raise RedisConnectionError(str(exc)) from None
+        return ids
+
+    def _task(self, name: str) -> Any:
+        if name not in self._tasks:
+
+            def pushed(self: Any, ticket_id: str, payload: Any) -> None:
+                del self, ticket_id, payload
+
+            self._tasks[name] = self._app.task(bind=True, name=name, lazy=False, shared=False)(pushed)
+        return self._tasks[name]
+
+    def _where(self) -> list[tuple[str, str]]:
+        try:
+            layout = find_layout(self._redis, STREAM, self._generations[0])
+        except ConfigurationError as exc:
+            # It is lost for the moment.
+            raise RedisConnectionError(str(exc)) from None
+        self._generations[layout.generation] = layout.partitions
+        known = [Layout(count, generation) for generation, count in self._generations.items()]
+        return [(one.stream(STREAM, number), one.suffix(number)) for one in known for number in range(one.partitions)]
+
+    def _stream_of(self, _ticket: str, _version: str, id_: str = "") -> str:
+        # An id that ends with @g1p3 is of the stream that ends with :g1:p3.
+        partition = suffix_of(id_).replace(AT, ":").replace("p", ":p" if generation_of(id_) else "p")
+        return f"{STREAM}{partition}"
 
 
 def version_of(payload: dict[str, Any] | str) -> str:

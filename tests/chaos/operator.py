@@ -41,8 +41,8 @@ class Operator:
 
     def __init__(self, redis: Redis, keys: LaneKeys, notes: Notes) -> None:
         self._redis = redis
-        self._keys = keys
-        self._notes = notes
+        self.keys = keys
+        self.notes = notes
         self._open: list[_Order] = []
         #: (when, order) of what undoes an earlier one.
         self._later: list[tuple[float, dict[str, Any]]] = []
@@ -71,16 +71,21 @@ class Operator:
     def replay(self, letter: str, message_id: str) -> bool:
         """Replays a dead message."""
         # Whatever becomes of the order: from now on it may come later than its place.
-        self._notes.replayed.add(message_id)
+        self.notes.replayed.add(message_id)
 
         def answered(answer: Answer) -> None:
-            self._notes.replays += len(answer.get("replayed", ()))
+            self.notes.replays += len(answer.get("replayed", ()))
 
         return self._give({"do": "replay", "letters": [letter]}, answered)
 
     def undo_all(self) -> None:
         """From now on everything is let go as soon as possible."""
         self._later = [(0.0, order) for _, order in self._later]
+
+    def end(self) -> None:
+        """The lane is gone: nobody answers any more."""
+        self.notes.replays_in_doubt += sum(order.order_fields["do"] == "replay" for order in self._open)
+        self._open, self._later = [], []
 
     def tick(self) -> None:
         """Gives what is due, and reads what was answered."""
@@ -104,14 +109,14 @@ class Operator:
         order.given_at = time.monotonic()
         try:
             fields: dict[Any, Any] = {"i": order.id, "order": json.dumps(order.order_fields)}
-            self._redis.xadd(self._keys.outcomes, fields)
+            self._redis.xadd(self.keys.outcomes, fields)
         except UNAVAILABLE:
             return False
         return True
 
     def _look_for_answer(self, order: _Order, now: float) -> None:
         try:
-            found: Any = self._redis.lpop(self._keys.reply(order.id))
+            found: Any = self._redis.lpop(self.keys.reply(order.id))
         except UNAVAILABLE:
             return
         if found is not None:
@@ -125,6 +130,6 @@ class Operator:
             self._send(order)
         elif not order.insist and now - order.given_at > 4 * AGAIN_S:
             self._open.remove(order)
-            self._notes.replays_in_doubt += order.order_fields["do"] == "replay"
+            self.notes.replays_in_doubt += order.order_fields["do"] == "replay"
             came = f"{order.order_fields['do']}: no answer"
             self.answers[came] = self.answers.get(came, 0) + 1

@@ -27,6 +27,8 @@ class Result:
     counts: dict[str, int] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    #: How many repartitions there were, and how often their command was killed.
+    repartitions: tuple[int, int] = (0, 0)
     #: The user, or the clock, ended it before its last fault.
     cut_short: bool = False
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from bridge.testing.nodes.process import ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.chaos import evidence
-from tests.chaos.chains import check_chain
+from tests.chaos.chains import check_chain, together
 from tests.chaos.checks import STUCK, Violation, check_all
 from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
 from tests.chaos.facts import Evidence, Letter, Notes, Rest
-from tests.chaos.feeder import UNAVAILABLE, Feeder, Source
+from tests.chaos.feeder import UNAVAILABLE, Feeder, FollowingFeeder, Source
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.link import READY
+from tests.chaos.repartition import Lanes, Repartitions, layouts
 from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
@@ -83,6 +85,8 @@ class Plan:
     subscriptions: Sequence[Subscription] = ONE
     #: Those of a run that begins with the older version, and makes the deploy itself.
     producers: Producers | None = None
+    #: Whether the number of partitions changes in the run.
+    repartitions: bool = False
 
 
 class Run:
@@ -93,11 +97,13 @@ class Run:
         self.say = say
         self.struck = plan.subscriptions[0]
         self.keys = self.struck.keys
-        self._lanes = [one.keys for one in plan.subscriptions]
+        self._lanes = Lanes(list(plan.subscriptions))
         self._deploy = Deploy(self._change, plan.producers) if plan.producers else None
         #: Whether nodes start with the app that follows the older version.
         self._newer = self._deploy is None
         #: The lanes that are there.
+        #: The lanes that faults of a lane have struck: one of each layout.
+        self._struck = [self.struck]
         self._begun = {one for one in plan.subscriptions if self._newer or one.version != NEWER}
         self.ledger_folder = plan.folder / "ledger"
         self.notes = Notes()
@@ -112,11 +118,19 @@ class Run:
         self.yard = ProcessYard(self.plan.folder, self.server.url)
         self.ledger = LedgerReader(self.ledger_folder)
         # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
-        self.feeder = Feeder(
-            self.server.client(decode_responses=True),
-            self.plan.source,
-            self.struck.partitions,
-            sorted({one.version for one in self.plan.subscriptions}),
+        connected: Redis = self.server.client(decode_responses=True)
+        partitions = self.struck.partitions
+        self.feeder: Feeder = (
+            FollowingFeeder(connected, self.plan.source, self.server.url, partitions)
+            if self.plan.repartitions
+            else Feeder(
+                connected, self.plan.source, partitions, sorted({one.version for one in self.plan.subscriptions})
+            )
+        )
+        self._repartitions = (
+            Repartitions(self.redis, self._lanes, self._command, self.feeder, self._switched, self._closed)
+            if self.plan.repartitions
+            else None
         )
         self.conductor = Conductor(
             self.server,
@@ -131,11 +145,15 @@ class Run:
             lossy=self.plan.fsync != "always",
             after_loss=self.feeder.forget_lost,
             deploy=self._deploy,
+            repartitions=self._repartitions,
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.conductor.calm_down()
+        if self._repartitions is not None:
+            self._repartitions.stop()
+        self.feeder.close()
         for node in self.yard.nodes:
             node.close()
         self.server.close()
@@ -194,6 +212,8 @@ class Run:
                 self._look()
             time.sleep(ROUND_S)
         self._end_deploy(began, stop)
+        if self._repartitions is not None and not self._repartitions.done and not self._repartitions.busy:
+            self._repartitions.begin(0.9, 0.5, 0.5)
         return True
 
     def _end_deploy(self, began: float, stop: Callable[[], bool]) -> None:
@@ -234,7 +254,8 @@ class Run:
                 if left > 0 and room > 0:
                     self.feeder.push(min(left, room, 500))
                 settled = self._settled()
-                if not left and settled >= len(self.feeder.messages):
+                busy = self._repartitions is not None and self._repartitions.busy
+                if not left and settled >= len(self.feeder.messages) and not busy:
                     return []
                 if settled != before:
                     before, moved_at = settled, time.monotonic()
@@ -259,8 +280,11 @@ class Run:
         deadline = time.monotonic() + (0 if stuck else REST_WITHIN_S)
         while True:
             self.conductor.tick()
-            left = {one: evidence.rest(self.redis, one.keys, self._lanes) for one in plan.subscriptions}
-            if (all(map(_at_rest, left.values())) and not self.conductor.operator.busy) or time.monotonic() > deadline:
+            live = [one.keys for one in self._lanes.there]
+            left = {one: gone.rest for one, gone in self._lanes.left.items()}
+            left |= {one: evidence.rest(self.redis, one.keys, live) for one in self._lanes.there}
+            asking = any(operator.busy for operator in self.conductor.operators)
+            if (all(map(_at_rest, left.values())) and not asking) or time.monotonic() > deadline:
                 break
             time.sleep(ROUND_S)
         executions = self.ledger.executions()
@@ -268,17 +292,23 @@ class Run:
         messages = self.feeder.messages
         broken, letters, counts = list[Violation](), list[Letter](), dict[str, int]()
         judged: dict[Subscription, Evidence] = {}
-        for one in plan.subscriptions:
-            dead = evidence.letters(self.redis, one.keys)
-            rows = (messages, executions, effects, dead, left[one], self.notes, plan.max_attempts)
-            judged[one] = evidence_of(one, *rows, struck=one == self.struck)
+        orders = {operator.keys: operator.notes for operator in self.conductor.operators}
+        for one in self._lanes.every:
+            dead = [*evidence.letters(self.redis, one.keys), *self._lanes.letters.get(one, {}).values()]
+            own = orders.get(one.keys, Notes())
+            notes = replace(
+                self.notes, replayed=own.replayed, replays=own.replays, replays_in_doubt=own.replays_in_doubt
+            )
+            rows = (messages, executions, effects, dead, left[one], notes, plan.max_attempts)
+            judged[one] = evidence_of(one, *rows, struck=one in self._struck)
             broken += check_all(judged[one])
             letters += dead
-            found: Any = self.redis.hgetall(one.keys.counts)
-            for name, value in sorted(found.items()):
+            for name, value in sorted(self._counts(one).items()):
                 counts[one.label + name] = counts.get(one.label + name, 0) + int(value)
         for older, newer in chains(plan.subscriptions):
             broken += check_chain(judged[older], judged[newer])
+        for before, after in layouts(self._lanes.every):
+            broken += check_chain(together([judged[one] for one in before]), together([judged[one] for one in after]))
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         return Result(
             # What is wrong in one version is seen over both, too.
@@ -290,9 +320,10 @@ class Run:
             faults=self.conductor.done,
             killed_by_tasks=sum(seat.killed_by_tasks for seat in self.conductor.workers),
             missed=self.conductor.missed,
-            waits=waits(self.conductor.strandings, self.struck.own(executions)),
+            waits=waits(self.conductor.strandings, [row for struck in self._struck for row in struck.own(executions)]),
             leaderless_s=self.conductor.leaderless_s,
-            answers=self.conductor.operator.answers,
+            answers=dict(sum((Counter(operator.answers) for operator in self.conductor.operators), Counter[str]())),
+            repartitions=(self._repartitions.done, self._repartitions.killed) if self._repartitions else (0, 0),
             counts=counts,
         )
 
@@ -347,6 +378,8 @@ class Run:
             self._begun |= {
                 one for one in set(self.plan.subscriptions) - self._begun if evidence.begun(self.redis, one)
             }
+        if self._lanes.older:
+            return self._lanes.newest
         return [one for one in self.plan.subscriptions if one in self._begun]
 
     def _change(self, seat: Seat) -> None:
@@ -358,13 +391,46 @@ class Run:
         """How many messages the subscription is done with that is behind most."""
         settled: Counter[str] = Counter()
         try:
-            for keys in self._lanes:
-                found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
-                replays = self.notes.replays if keys == self.keys else 0
-                settled[keys.group] += sum(int(count or 0) for count in found) - replays
+            replays = {operator.keys: operator.notes.replays for operator in self.conductor.operators}
+            for one in self._lanes.every:
+                found = self._counts(one)
+                done = sum(int(found.get(name, 0)) for name in ("done", "dead", "left_out"))
+                settled[one.name] += done - replays.get(one.keys, 0)
         except UNAVAILABLE:
             return 0
         return min(settled.values())
+
+    def _counts(self, lane: Subscription) -> dict[str, str]:
+        """What the lane has counted. Of one that is gone: until it was left."""
+        if lane in self._lanes.left:
+            return self._lanes.left[lane].counts
+        found: Any = self.redis.hgetall(lane.keys.counts)
+        return dict(found)
+
+    def _switched(self) -> None:
+        """The stream has another layout."""
+        [struck] = [one for one in self._lanes.newest if (one.name, one.partition) == (self.struck.name, 0)]
+        self._struck.append(struck)
+        self.keys = struck.keys
+        self.conductor.move_to(struck.keys)
+        self.say(f"            the stream has {struck.partitions} partitions of generation {struck.generation}")
+
+    def _closed(self, lanes: Sequence[Subscription]) -> None:
+        """These lanes were left for good."""
+        gone = {one.keys for one in lanes}
+        for operator in self.conductor.operators:
+            if operator.keys in gone:
+                operator.end()
+        self.say(f"            {len(gone)} lanes of older partitions were left")
+
+    def _command(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.plan.folder / "repartition.log").open("ab") as log:
+            return subprocess.Popen(
+                python_module("bridge", "-A", self.plan.app, "stream", "repartition", *words),
+                env={**os.environ, **broker_environment(self.server.url), **self._env("command")},
+                stdout=log,
+                stderr=log,
+            )
 
     def _progress(self) -> str:
         return f"pushed {len(self.feeder.messages):,}, settled {self._settled():,}"
@@ -373,7 +439,8 @@ class Run:
         """The state of a lane that stands still, to find the cause."""
         records: Any = self.redis.hgetall(self.keys.tickets)
         pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
-        rests = [evidence.rest(self.redis, keys, self._lanes) for keys in self._lanes]
+        live = [one.keys for one in self._lanes.there]
+        rests = [evidence.rest(self.redis, keys, live) for keys in live]
         leases = list(self.redis.scan_iter(match=f"{self.keys.prefix}:lease:*"))
         return (
             f"{self._progress()}; {rests}; pending {pending}; "

@@ -32,6 +32,7 @@ def short_run(
     culprits: float = 0.0,
     subscriptions: Sequence[Subscription] = ONE,
     versions: Versions = "one",
+    repartitions: bool = False,
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
@@ -63,6 +64,7 @@ def short_run(
         culprits=culprits > 0,
         subscriptions=in_versions(subscriptions, versions, seed),
         producers=producers if versions == "deploy" else None,
+        repartitions=repartitions,
         **plan,
     )
     if culprits:
@@ -83,5 +85,6 @@ def in_words(result: Result) -> str:
         f"faults {result.faults}; {result.killed_by_tasks} workers killed by their tasks\n"
         f"nobody there for {result.missed}\n"
         f"stood still (median/max): {waits}\nwithout leader {[round(s, 2) for s in result.leaderless_s]}\n"
+        f"{result.repartitions[0]} repartitions, their command killed {result.repartitions[1]} times\n"
         f"orders {result.answers}\ncounts {result.counts}"
     )

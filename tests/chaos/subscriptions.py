@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bridge.routing.keys import LaneKeys
-from bridge.routing.partitions import Layout, partition_of, stream_id
+from bridge.routing.partitions import AT, Layout, partition_of, stream_id, suffix_of
 from tests.chaos.facts import Effect, Evidence, Execution, Letter, Message, Notes, Rest
 
 STREAM = "ticket_stream"
@@ -51,10 +52,14 @@ class Subscription:
     #: How many partitions the stream has.
     partitions: int = 1
     version: str = ""
+    #: Of the stream's layout: each repartition makes the next one.
+    generation: int = 0
 
     @property
     def keys(self) -> LaneKeys:
-        return LaneKeys(Layout(self.partitions).stream(STREAMS[self.version], self.partition), self.name)
+        return LaneKeys(
+            Layout(self.partitions, self.generation).stream(STREAMS[self.version], self.partition), self.name
+        )
 
     def has(self, ticket: str) -> bool:
         """Whether the ticket is of its partition."""
@@ -70,7 +75,8 @@ class Subscription:
         places: Counter[str] = Counter()
         found = []
         for message in messages:
-            if message.version != self.version or not self.has(message.ticket):
+            of = (message.version, message.generation)
+            if of != (self.version, self.generation) or not self.has(message.ticket):
                 continue
             if self.wants and message.kind not in self.wants:
                 continue
@@ -90,9 +96,18 @@ class Subscription:
         ]
 
     def own_id(self, recorded: str) -> str:
-        """The id in its stream of what the ledger and the effects call ``recorded``; "": it is of another version."""
+        """The id in its stream of what the ledger and the effects call ``recorded``; "": it is of another version, or
+        of another layout.
+        """
         version, of, id_ = recorded.rpartition(OF)
-        return stream_id(id_) if version == self.version and bool(of) == bool(version) else ""
+        mine = version == self.version and bool(of) == bool(version) and generation_of(id_) == self.generation
+        return stream_id(id_) if mine else ""
+
+
+def generation_of(message_id: str) -> int:
+    """The generation of the layout in which the message was pushed."""
+    found = re.match(f"{AT}g([0-9]+)p", suffix_of(message_id))
+    return int(found[1]) if found else 0
 
 
 #: The lane of an app that names no subscription.

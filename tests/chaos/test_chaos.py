@@ -34,7 +34,9 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
     subscriptions = draw_subscriptions(seed) if violent == bool(seed % 2) else ONE
     subscriptions = split(subscriptions, draw_partitions(seed + violent))
     versions = draw_versions(seed + violent)
-    print(list(subscriptions), f"versions: {versions}")
+    # Versions and repartitions exclude each other.
+    repartitions = versions == "one"
+    print(list(subscriptions), f"versions: {versions}, repartitions: {repartitions}")
     folder = tmp_path / "run"
     result = short_run(
         folder,
@@ -46,6 +48,7 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
         bundle_ms=bundle_ms,
         subscriptions=subscriptions,
         versions=versions,
+        repartitions=repartitions,
     )
     print(in_words(result))
     assert not result.violations, result.describe()

@@ -231,7 +231,7 @@ def test_the_command_waits_while_the_layout_is_lost(splitting: Splitting) -> Non
     # FLUSHALL while it waits, and a master that stores the layout again
     splitting.redis.flushall()
     while "is lost" not in (line := process.stdout.readline()):
-        assert line, "it ended"
+        assert line, process.communicate()[1]
     splitting.redis.set(layout_key(STREAM), text)
     out, error = process.communicate(timeout=30)
     assert process.returncode == 0, out + error
