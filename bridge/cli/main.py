@@ -268,29 +268,15 @@ class Target:
 
     def lane_of_ticket(self, ticket_id: str) -> AppLane:
         """The lane of the partition of a ticket. Raises `PayloadError` for what cannot be a ticket."""
-        from bridge.producer.message_bytes import ticket_bytes
-        from bridge.routing.partitions import partition_of
+        from bridge.inspect.choice import lane_of_ticket
 
-        # While the stream is repartitioned, the older partitions come first.
-        lanes = {(lane.partition or 0, lane.partitions): lane for lane in self.app_lanes}
-        count = self.app_lanes[-1].partitions
-        return lanes[partition_of(ticket_bytes(ticket_id), count), count]
+        return lane_of_ticket(self.app_lanes, ticket_id)
 
     def lane_of_message(self, message_id: str) -> AppLane:
         """The lane of the partition that a message id names. Raises `InputError`."""
-        from bridge.routing.errors import InputError
-        from bridge.routing.partitions import suffix_of
-        from bridge.routing.text import printable
+        from bridge.inspect.choice import lane_of_message
 
-        suffix = suffix_of(message_id)
-        for lane in self.app_lanes:
-            if lane.id_suffix == suffix:
-                return lane
-        shown = printable(message_id)
-        if suffix:
-            raise InputError(f"{shown} names a partition that the stream does not have")
-        some = f"{shown}{self.app_lanes[0].id_suffix}"
-        raise InputError(f"the stream has {len(self.app_lanes)} partitions: name that of {shown} too, such as {some}")
+        return lane_of_message(self.app_lanes, message_id)
 
     @property
     def unsplit_lane(self) -> LaneSettings:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 PROBLEMS = 20
 #: Lanes that are printed.
 ROWS = 50
-
-
-def as_document(found: SubscriptionStatus, commands: Advice = NOT_OF_AN_APP) -> dict[str, Any]:
-    """The JSON of one subscription."""
-    return {**asdict(found), "undone": found.undone, "problems": found.problems(commands)}
 
 
 #: The columns after the name.

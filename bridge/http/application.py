@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from bridge.http import health, pushing
+from bridge.http import health, pushing, views
 from bridge.http.limits import Limited
 from bridge.http.problems import ProblemDocument, handle_problems
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.http.site import Site
 
 #: All routes, in the order of the description.
-ROUTERS = (health.router, pushing.router)
+ROUTERS = (health.router, pushing.router, views.router)
 
 ABOUT = """Consumers and producers in any language, for the lanes of one Celery app with the bridge.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.stream_status import holds_much
@@ -64,6 +64,10 @@ class SubscriptionStatus:
     def undone(self) -> int:
         """Messages that it is not done with."""
         return self.unread + self.waiting + self.in_flight + self.awaiting_retry + self.parked
+
+    def document(self, commands: Advice = NOT_OF_AN_APP) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {**asdict(self), "undone": self.undone, "problems": self.problems(commands)}
 
     def problems(self, commands: Advice = NOT_OF_AN_APP) -> list[str]:
         """What needs attention: one sentence each. `bridge.inspect.lane_problems` has those of single lanes."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import NoPermissionError
 
 from bridge.inspect.scans import MUCH_UNREAD
+from bridge.inspect.ticket_search import locate
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing import records
 from bridge.routing.keys import LaneKeys
@@ -17,9 +18,11 @@ from bridge.routing.numbers import count
 from bridge.routing.versions import newer_versions
 
 if TYPE_CHECKING:
+    from celery import Celery
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.inspect.advice import Advice
     from bridge.inspect.ticket_facts import TicketFacts
     from bridge.settings.lane import LaneSettings
 
@@ -27,6 +30,24 @@ if TYPE_CHECKING:
 _COULD_GO = (TicketState.UNREAD, TicketState.WAITING, TicketState.AWAITING_RETRY)
 #: States of a ticket that has an undone message, or stands still.
 _UNDONE = (*_COULD_GO, TicketState.IN_FLIGHT, TicketState.PARKED)
+
+
+def find_ticket(
+    app: Celery, redis: Redis, lane: AppLane, ticket_id: str, commands: Callable[[LaneSettings], Advice]
+) -> TicketFacts:
+    """Searches for a ticket in ``lane``, and in other versions when it waits for them. The app's tasks must be loaded.
+    ``commands``: writes commands about a lane. Raises redis errors.
+    """
+    own = lane.tasks if lane.is_subscription else None
+
+    def max_attempts(name: str | None) -> int:
+        task = app.tasks.get(name or lane.settings.default_task or "")
+        return int(getattr(task, "bridge_max_attempts", None) or lane.settings.max_attempts)
+
+    def located(one: LaneSettings) -> TicketFacts:
+        return locate(redis, one, ticket_id, max_attempts, commands(one), lane.id_suffix, own)
+
+    return with_versions(redis, lane, located(lane.settings), located)
 
 
 def with_versions(

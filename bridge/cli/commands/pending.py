@@ -47,17 +47,15 @@ def pending(
     without one how many there are under each name.
     """
     from bridge.app.finding import reach_lanes
+    from bridge.inspect.choice import checked_id, lanes_with_ticket
     from bridge.inspect.pending import Wanted, read_pending, summarise
-    from bridge.producer.message_bytes import ticket_bytes
 
     lanes = target.app_lanes
     if ticket is not None:
-        ticket_bytes(ticket)
-        lane = target.lane_of_ticket(ticket)
-        # While the stream is repartitioned, its older messages are in a partition of the older layout.
-        lanes = tuple(one for one in lanes if one is lane or one.partitions != lane.partitions)
+        lanes = lanes_with_ticket(lanes, ticket)
     if after is not None:
-        _check_id(target, after)
+        target.lane_of_message(after)
+        checked_id(after, "--after: ")
     redis = reach_lanes(target.app, target.app_lanes)
     if (idle_s, consumer, ticket, state, after, limit) == (None,) * 6:
         found = summarise(redis, lanes)
@@ -77,22 +75,6 @@ def pending(
         echo_json(page.document())
     else:
         _print_page(page)
-
-
-def _check_id(target: Target, after: str) -> None:
-    """Raises `InputError` for what is no message id of the lane."""
-    from bridge.routing.errors import InputError
-    from bridge.routing.ids import LAST_SEQUENCE, id_key
-    from bridge.routing.partitions import stream_id
-
-    target.lane_of_message(after)
-    text = stream_id(after)
-    try:
-        good = text.isascii() and all(part.isdigit() for part in text.split("-")) and max(id_key(text)) <= LAST_SEQUENCE
-    except ValueError:
-        good = False
-    if not good:
-        raise InputError(f"--after: {printable(after)} is no message id, such as 1717171717171-0")
 
 
 def _print_summary(found: PendingSummary) -> None:

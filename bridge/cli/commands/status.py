@@ -111,8 +111,8 @@ def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
 
     def document(found: _Several) -> dict[str, Any]:
         return {
-            "subscriptions": [subscription_view.as_document(one, commands) for one in found.subscriptions],
-            "lanes": [subscription_view.as_document(one, commands) for one in found.lanes],
+            "subscriptions": [one.document(commands) for one in found.subscriptions],
+            "lanes": [one.document(commands) for one in found.lanes],
             "problems": found.problems,
         }
 

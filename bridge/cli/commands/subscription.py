@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
-from bridge.cli.subscription_view import as_document, undone_of, unread_of
+from bridge.cli.subscription_view import undone_of, unread_of
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, data_size
 from bridge.routing.terminal import console
@@ -82,7 +82,7 @@ def list_(target: Target, as_json: bool) -> None:
     found = read_subscriptions(reach(target.app), target.subscriptions, others=True)
     if as_json:
         commands = target.commands(next(iter(target.subscriptions.values()))[0])
-        echo_json({"subscriptions": [as_document(one, commands) for one in found]})
+        echo_json({"subscriptions": [one.document(commands) for one in found]})
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("subscription", "app", "streams", "group"):
@@ -135,7 +135,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
             return
     deleted = 0 if dry_run else sum(remove_lane(redis, lane) for lane in lanes)
     if as_json:
-        echo_json({"dry_run": dry_run, "deleted": deleted, **as_document(found, target.commands(lanes[0]))})
+        echo_json({"dry_run": dry_run, "deleted": deleted, **found.document(target.commands(lanes[0]))})
     elif dry_run:
         click.echo(f"would remove {what}")
     else:

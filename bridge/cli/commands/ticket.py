@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
     from bridge.protocol.orders import Park, Release
-    from bridge.settings.lane import LaneSettings
 
 #: Longest reason of an operator, in characters. It is written with every record of the ticket.
 MAX_REASON = 200
@@ -41,27 +40,14 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     Exits 1 when nothing is known about it.
     """
     from bridge.app.finding import load_tasks, reach_lane
-    from bridge.inspect.ticket_search import locate
-    from bridge.inspect.versions import with_versions
+    from bridge.inspect.versions import find_ticket
     from bridge.producer.message_bytes import ticket_bytes
 
     target: Target = ctx.obj
     ticket_bytes(ticket_id)
     app, app_lane = target.app, target.lane_of_ticket(ticket_id)
-    lane = app_lane.settings
     load_tasks(app)
-
-    def max_attempts(name: str | None) -> int:
-        task = app.tasks.get(name or lane.default_task or "")
-        return int(getattr(task, "bridge_max_attempts", None) or lane.max_attempts)
-
-    redis = reach_lane(app, lane)
-
-    def located(one: LaneSettings) -> TicketFacts:
-        own = app_lane.tasks if app_lane.is_subscription else None
-        return locate(redis, one, ticket_id, max_attempts, target.commands(one), app_lane.id_suffix, own)
-
-    found = with_versions(redis, app_lane, located(lane), located)
+    found = find_ticket(app, reach_lane(app, app_lane.settings), app_lane, ticket_id, target.commands)
     if as_json:
         echo_json(found.document())
     else:

@@ -1,0 +1,239 @@
+"""The read-only views: what the commands print with ``--json``, of the lanes of one subscription, by page.
+
+They read as the commands do, without asyncio, on a few threads of their own. What waits for one of them is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import orjson
+from fastapi import APIRouter, Path, Query, Response
+
+from bridge.app.finding import reach_lanes
+from bridge.app.lanes import newest_lanes_of, subscriptions_of
+from bridge.http.access import Caller, Verb
+from bridge.http.bodies import JSON
+from bridge.http.problems import Problem, documented, unavailable
+from bridge.http.site import Reading, Site, SiteOf, require
+from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.choice import checked_id, lane_of_message, lane_of_ticket, lanes_with_ticket
+from bridge.inspect.dead_letters import of_message, read_page
+from bridge.inspect.lane_problems import lane_problems
+from bridge.inspect.partitions import name_letter
+from bridge.inspect.pending import PendingState, Wanted, read_pending
+from bridge.inspect.subscriptions import read_subscriptions
+from bridge.inspect.versions import find_ticket
+from bridge.producer.message_bytes import ticket_bytes
+from bridge.routing.partitions import stream_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redis import Redis
+
+    from bridge.app.lanes import AppLane
+
+T = TypeVar("T")
+
+router = APIRouter(tags=["views"])
+
+#: Threads of the views, and the most requests that wait for one.
+THREADS = 2
+WAITING = 32
+#: Most rows of one page.
+MOST = 1000
+
+_threads = ThreadPoolExecutor(THREADS, "bridge-http-view")
+_waiting = 0
+
+Subscription = Annotated[
+    str | None,
+    Query(min_length=1, max_length=512, description="The subscription. Needed when the app has several."),
+]
+Limit = Annotated[int, Query(ge=1, le=MOST, description="Most rows of the answer.")]
+TicketFilter = Annotated[str | None, Query(min_length=1, max_length=512, description="Only of this ticket.")]
+DOCUMENT: dict[str, Any] = {"content": {JSON: {"schema": {"type": "object"}}}}
+
+
+def _responses(what: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {200: {"description": what, **DOCUMENT}, **documented(*statuses)}
+
+
+class _Json(Response):
+    """JSON of documents that hold JSON texts as they came."""
+
+    media_type = JSON
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+
+
+@router.get(
+    "/api/status", summary="The state of the subscriptions", responses=_responses("As `bridge status --json`.", 404)
+)
+async def status(site: SiteOf, caller: Reading, subscription: Subscription = None) -> Response:
+    """The counts of each subscription that the token may read, and what needs attention."""
+
+    def read() -> dict[str, Any]:
+        lanes = {
+            name: found
+            for name, found in subscriptions_of(site.app).items()
+            if (subscription is None and caller.may(Verb.READ, name)) or name == subscription
+        }
+        if subscription is not None:
+            _allowed(site, caller, subscription)
+        every = [lane for some in lanes.values() for lane in some]
+        with closing(reach_lanes(site.app, every)) as redis:
+            found = read_subscriptions(redis, {name: [lane.settings for lane in some] for name, some in lanes.items()})
+            problems = lane_problems(redis, site.settings, every, found, lambda _lane: NOT_OF_AN_APP)
+        return {"subscriptions": [one.document() for one in found], "problems": problems}
+
+    return _Json(await _off_the_loop(read))
+
+
+@router.get(
+    "/api/tickets/{ticket_id:path}",
+    summary="Where a ticket is, and why it does not move",
+    responses=_responses("As `bridge ticket show --json`.", 404),
+)
+async def ticket(
+    site: SiteOf,
+    caller: Reading,
+    ticket_id: Annotated[str, Path(min_length=1, max_length=512, description="The ticket.")],
+    subscription: Subscription = None,
+) -> Response:
+    """Answers 404 when nothing is known of the ticket."""
+
+    def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
+        found = find_ticket(site.app, redis, lane_of_ticket(lanes, ticket_id), ticket_id, lambda _lane: NOT_OF_AN_APP)
+        if found.state is None:
+            raise Problem(404, "nothing is known of this ticket")
+        return found.document()
+
+    return await _view(site, caller, subscription, read)
+
+
+@router.get(
+    "/api/pending", summary="The pending messages", responses=_responses("As `bridge pending --json` of a page.", 404)
+)
+async def pending(
+    site: SiteOf,
+    caller: Reading,
+    subscription: Subscription = None,
+    consumer: Annotated[str | None, Query(min_length=1, max_length=512, description="Only under this name.")] = None,
+    ticket: TicketFilter = None,
+    state: Annotated[PendingState | None, Query(description="Only in this state.")] = None,
+    idle: Annotated[float, Query(ge=0, le=2**43, description="Only messages that are idle for so many seconds.")] = 0,
+    after: Annotated[str | None, Query(max_length=200, description="`next` of the page before.")] = None,
+    limit: Limit = 100,
+) -> Response:
+    """One page, in the order of the ids. `next` says where the next page begins; null: this is the last."""
+
+    def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
+        if after is not None:
+            lane_of_message(lanes, checked_id(after, "after: "))
+        some = lanes if ticket is None else lanes_with_ticket(lanes, ticket)
+        wanted = Wanted(int(idle * 1000) or None, consumer, ticket, state)
+        return read_pending(redis, some, wanted, after=after, limit=limit).document()
+
+    return await _view(site, caller, subscription, read)
+
+
+@router.get(
+    "/api/dead-letters",
+    summary="The dead letters",
+    responses=_responses("As `bridge dead list --json`, by page.", 404),
+)
+async def dead_letters(
+    site: SiteOf,
+    caller: Reading,
+    subscription: Subscription = None,
+    ticket: TicketFilter = None,
+    task: Annotated[str | None, Query(max_length=512, description="Only of this task.")] = None,
+    reason: Annotated[
+        str | None, Query(min_length=1, max_length=512, description="Only with this text in their reason or error.")
+    ] = None,
+    before: Annotated[str | None, Query(max_length=200, description="`next` of the page before.")] = None,
+    limit: Limit = 100,
+) -> Response:
+    """One page, newest first. `next` says where the next page begins; null: this is the last."""
+
+    def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
+        if before is not None:
+            lane_of_message(lanes, checked_id(before, "before: "))
+        if ticket is not None:
+            ticket_bytes(ticket)
+        page = read_page(redis, lanes, before=before, limit=limit, ticket=ticket, task=task, reason=reason)
+        return page.document()
+
+    return await _view(site, caller, subscription, read)
+
+
+@router.get(
+    "/api/dead-letters/{message_id}",
+    summary="One dead letter, with its payload and traceback",
+    responses=_responses("As `bridge dead show --json`.", 404),
+)
+async def dead_letter(
+    site: SiteOf,
+    caller: Reading,
+    message_id: Annotated[str, Path(max_length=200, description="The id of the message, or of its letter.")],
+    subscription: Subscription = None,
+) -> Response:
+    """The newest letter of the message."""
+
+    def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
+        lane = lane_of_message(lanes, checked_id(message_id))
+        letters = of_message(redis, lane.settings.keys, stream_id(message_id))
+        if not letters:
+            raise Problem(404, "this message has no dead letter")
+        return {**name_letter(letters[-1], lane.id_suffix).document(), "letters": len(letters)}
+
+    return await _view(site, caller, subscription, read)
+
+
+async def _view(
+    site: Site,
+    caller: Caller,
+    subscription: str | None,
+    read: Callable[[Redis, Sequence[AppLane]], dict[str, Any]],
+) -> Response:
+    """The answer with what ``read`` finds in the lanes of a subscription."""
+
+    def run() -> dict[str, Any]:
+        lanes = newest_lanes_of(site.app, _allowed(site, caller, subscription))
+        with closing(reach_lanes(site.app, lanes)) as redis:
+            return read(redis, lanes)
+
+    return _Json(await _off_the_loop(run))
+
+
+def _allowed(site: Site, caller: Caller, subscription: str | None) -> str:
+    """The subscription that is meant. Raises `Problem`: 400, 403, 404."""
+    known = list(subscriptions_of(site.app))
+    if subscription is None:
+        if len(known) > 1:
+            raise Problem(400, "this app has several subscriptions: name one with ?subscription=NAME")
+        subscription = known[0]
+    # What the token may not read may as well not exist.
+    require(caller, Verb.READ, subscription)
+    if subscription not in known:
+        raise Problem(404, "there is no such subscription")
+    return subscription
+
+
+async def _off_the_loop(read: Callable[[], T]) -> T:
+    """Calls ``read`` on a thread. Raises `Problem` (503) when too many wait for one."""
+    global _waiting
+    if _waiting >= WAITING:
+        raise unavailable("too many views are being read; try again")
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_threads, read)
+    finally:
+        _waiting -= 1

@@ -1,0 +1,56 @@
+"""Which of the lanes of a subscription, one for each partition, a ticket or a message belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.producer.message_bytes import ticket_bytes
+from bridge.routing.errors import InputError
+from bridge.routing.ids import LAST_SEQUENCE, id_key
+from bridge.routing.partitions import partition_of, stream_id, suffix_of
+from bridge.routing.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.app.lanes import AppLane
+
+
+def lane_of_ticket(lanes: Sequence[AppLane], ticket_id: str) -> AppLane:
+    """The lane of the partition of a ticket. Raises `PayloadError` for what cannot be a ticket."""
+    # While the stream is repartitioned, the older partitions come first.
+    found = {(lane.partition or 0, lane.partitions): lane for lane in lanes}
+    count = lanes[-1].partitions
+    return found[partition_of(ticket_bytes(ticket_id), count), count]
+
+
+def lanes_with_ticket(lanes: Sequence[AppLane], ticket_id: str) -> tuple[AppLane, ...]:
+    """The lanes that may have messages of a ticket. Raises as `lane_of_ticket` does."""
+    lane = lane_of_ticket(lanes, ticket_id)
+    # While the stream is repartitioned, its older messages are in a partition of the older layout.
+    return tuple(one for one in lanes if one is lane or one.partitions != lane.partitions)
+
+
+def lane_of_message(lanes: Sequence[AppLane], message_id: str) -> AppLane:
+    """The lane of the partition that a message id names. Raises `InputError`."""
+    suffix = suffix_of(message_id)
+    for lane in lanes:
+        if lane.id_suffix == suffix:
+            return lane
+    shown = printable(message_id)
+    if suffix:
+        raise InputError(f"{shown} names a partition that the stream does not have")
+    some = f"{shown}{lanes[0].id_suffix}"
+    raise InputError(f"the stream has {len(lanes)} partitions: name that of {shown} too, such as {some}")
+
+
+def checked_id(message_id: str, where: str = "") -> str:
+    """``message_id``, when it can be one. Raises `InputError`. ``where`` begins the error: what named it."""
+    text = stream_id(message_id)
+    try:
+        good = text.isascii() and all(part.isdigit() for part in text.split("-")) and max(id_key(text)) <= LAST_SEQUENCE
+    except ValueError:
+        good = False
+    if not good:
+        raise InputError(f"{where}{printable(message_id)} is no message id, such as 1717171717171-0")
+    return message_id

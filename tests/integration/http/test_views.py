@@ -1,0 +1,141 @@
+"""The read-only views: they say what the commands say with ``--json``, a page at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import broker_environment
+from tests.integration.http.http_port import STREAM, Port, app_of, port_of, secret_of, token_file
+from tests.integration.servers import run_command
+
+GROUP = "concurrency_stream_group"
+APP = "tests.apps.counter"
+
+
+@pytest.fixture
+def port(valkey: EmbeddedServer) -> Iterator[Port]:
+    """A port of an app that is not started: nobody leads, and nobody works."""
+    app = app_of(valkey.url)
+    with port_of(app) as found:
+        yield found
+    app.bridge.client.close()
+
+
+def letters(server: EmbeddedServer, count: int, keys: LaneKeys) -> None:
+    with server.client() as client:
+        for n in range(count):
+            fields: dict[Any, Any] = {
+                "message_id": f"{n}-1",
+                "reason": "failed" if n % 2 else "unknown task",
+                "ticket_id": f"T{n % 3}",
+                "payload": json.dumps({"n": n}),
+                "at_ms": n,
+            }
+            client.xadd(keys.dead, fields, id=f"{n + 1}-0")
+
+
+def test_a_view_is_what_the_command_prints(port: Port, valkey: EmbeddedServer) -> None:
+    port.post("/api/messages", [{"ticket_id": "a/b ü", "payload": n} for n in range(3)])
+    with valkey.client() as client:
+        client.xgroup_create(STREAM, GROUP, "0")
+        client.xreadgroup(GROUP, "master", {STREAM: ">"}, 2)
+    letters(valkey, 2, LaneKeys(STREAM, GROUP))
+    for path, command in (
+        ("/api/tickets/a%2Fb%20%C3%BC", ("ticket", "show", "a/b ü")),
+        ("/api/pending?limit=100", ("pending", "--limit", "100")),
+        ("/api/dead-letters/1-1", ("dead", "show", "1-1")),
+    ):
+        answer = port.get(path)
+        done = run_command(broker_environment(valkey.url), *command, "--json", app=APP)
+        shown = json.loads(done.stdout)
+        for document in (answer.body, shown):
+            for message in document.get("messages", ()):
+                message.pop("idle_ms")
+        assert (answer.status, answer.body) == (200, shown), path
+
+
+def test_status_has_each_subscription(port: Port) -> None:
+    port.post("/api/messages", {"ticket_id": "T"})
+    answer = port.get("/api/status")
+    assert [(one["name"], one["unread"]) for one in answer.body["subscriptions"]] == [(GROUP, 1)]
+    [one] = port.get(f"/api/status?subscription={GROUP}").body["subscriptions"]
+    assert (one["name"], one["unread"], one["undone"]) == (GROUP, 1, 1)
+    assert port.get("/api/status?subscription=other").status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/tickets/nobody", 404),
+        ("/api/tickets/", 400),
+        ("/api/tickets/" + quote("ü" * 300), 400),
+        ("/api/dead-letters/1-1", 404),
+        ("/api/dead-letters/what", 400),
+        ("/api/dead-letters/1-1@p7", 400),
+        ("/api/dead-letters?limit=0", 400),
+        ("/api/dead-letters?limit=1001", 400),
+        ("/api/dead-letters?before=x", 400),
+        ("/api/pending?after=99999999999999999999999-0", 400),
+        ("/api/pending?idle=nan", 400),
+        ("/api/pending?idle=-1", 400),
+        ("/api/pending?state=lost", 400),
+        ("/api/pending?subscription=other", 404),
+        ("/api/pending?ticket=%00%ff", 200),
+    ],
+)
+def test_what_cannot_be_read_is_said(port: Port, path: str, status: int) -> None:
+    assert port.get(path).status == status
+
+
+def test_dead_letters_come_by_page_until_all_were_there(port: Port, valkey: EmbeddedServer) -> None:
+    letters(valkey, 25, LaneKeys(STREAM, GROUP))
+    found, path = [], "/api/dead-letters?limit=10&reason=failed"
+    after = ""
+    for _ in range(10):
+        page = port.get(path + after).body
+        found += [letter["letter_id"] for letter in page["letters"]]
+        if page["next"] is None:
+            break
+        after = f"&before={page['next']}"
+    assert found == [f"{n + 1}-0" for n in range(24, -1, -1) if n % 2]
+
+
+def test_a_page_over_several_partitions_has_each_letter_once(valkey: EmbeddedServer) -> None:
+    app = app_of(valkey.url, bridge_partitions=3)
+    for number in range(3):
+        # Equal ids in all partitions.
+        letters(valkey, 4, LaneKeys(f"{STREAM}:p{number}", GROUP))
+    with port_of(app) as port:
+        found: list[str] = []
+        after = ""
+        while True:
+            page = port.get(f"/api/dead-letters?limit=5{after}").body
+            found += [letter["letter_id"] for letter in page["letters"]]
+            if page["next"] is None:
+                break
+            after = f"&before={page['next']}"
+    assert found == [f"{n}-0@p{number}" for n in (4, 3, 2, 1) for number in range(3)]
+
+
+def test_a_token_sees_its_own_subscriptions_only(valkey: EmbeddedServer, tmp_path: Path) -> None:
+    subscriptions = {"billing": {"task": "shop.apply"}, "stock": {"task": "shop.other"}}
+    app = app_of(valkey.url, bridge_default_task=None, bridge_subscriptions=subscriptions)
+    tokens = token_file(tmp_path, {"name": "r", "verbs": ["read"], "subscriptions": ["billing"]})
+    with port_of(app, tokens=tokens) as port:
+        assert port.get("/api/status").status == 401
+        port.token = secret_of("r")
+        assert [one["name"] for one in port.get("/api/status").body["subscriptions"]] == ["billing"]
+        assert port.get("/api/pending?subscription=billing").status == 200
+        # It does not learn which others there are.
+        for name in ("stock", "nothing"):
+            assert port.get(f"/api/pending?subscription={name}").status == 403
+            assert port.get(f"/api/status?subscription={name}").status == 403
+        assert port.get("/api/pending").status == 400
