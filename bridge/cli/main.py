@@ -40,6 +40,7 @@ COMMANDS = {
     "consumer": "bridge.cli.commands.consumer:consumer",
     "pending": "bridge.cli.commands.pending:pending",
     "dead": "bridge.cli.commands.dead:dead",
+    "delayed": "bridge.cli.commands.delayed:delayed",
     "subscription": "bridge.cli.commands.subscription:subscription",
     "stream": "bridge.cli.commands.stream:stream",
     "audit": "bridge.cli.commands.audit:audit",
@@ -50,7 +51,7 @@ COMMANDS = {
 #: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
 WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "spark")
 #: The commands that take an older version of the stream.
-OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "audit", "status")
+OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "delayed", "audit", "status")
 
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"

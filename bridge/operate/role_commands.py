@@ -149,6 +149,8 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xread",
         "xrevrange",
         "zcard",
+        "zcount",
+        "zrangebyscore",
         "zscore",
     ),
 }

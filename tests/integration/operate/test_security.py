@@ -171,6 +171,7 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             ["ticket", "release", "T1"],
             ["pending"],
             ["pending", "--limit", "5"],
+            ["delayed", "list"],
             ["dead", "list"],
             ["dead", "show", letter["message_id"]],
             ["dead", "replay", letter["message_id"]],

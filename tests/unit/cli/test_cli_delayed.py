@@ -1,0 +1,296 @@
+"""``bridge delayed``: what is listed, shown, and ordered from the leader; without one that carries it out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.inspect.delayed import Mode
+from bridge.routing.ids import member_of
+from bridge.stack.embedded import EmbeddedServer
+from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line
+from tests.operators import FakeLeader, fake_leader
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def shell(valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    with command_line(tmp_path, monkeypatch, valkey.url) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(valkey: EmbeddedServer) -> Iterator[Lane]:
+    made = Lane(valkey)
+    made.make_group()
+    made.lead()
+    yield made
+    made.redis.close()
+
+
+def delay(lane: Lane, id_: str, due_ms: int, mode: Mode = Mode.OVERTAKE) -> None:
+    """A message that was read is delayed."""
+    keys = lane.keys
+    if mode is Mode.OVERTAKE:
+        name = keys.delayed_consumer(MASTER)
+        lane.redis.xclaim(keys.stream, keys.group, name, 0, list[Any]([id_]), justid=True)
+    lane.redis.zadd(keys.delayed if mode is Mode.OVERTAKE else keys.holding, {member_of(id_): due_ms})
+
+
+def delayed_ones(lane: Lane, *tickets: str, after_ms: int = HOUR_MS, **options: Any) -> list[str]:
+    """A delayed message for each of ``tickets``, each due a minute after the one before. Returns their ids."""
+    ids = lane.add(*tickets, **options)
+    lane.read()
+    first = int(time.time() * 1000) + after_ms
+    for at, id_ in enumerate(ids):
+        delay(lane, id_, first + at * 60_000)
+    return ids
+
+
+def ids_of(document: Any) -> list[str]:
+    return [one["message_id"] for one in document["messages"]]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_due_next_comes_first(shell: CommandLine, lane: Lane) -> None:
+    assert shell("delayed", "list").stdout == "no delayed messages\n"
+    overtaking = delayed_ones(lane, "A", "B", "C")
+    [held] = lane.add("D", task="shop.once")
+    lane.read()
+    delay(lane, held, int(time.time() * 1000) + 60_000, Mode.HOLD)
+    found = shell.json("delayed", "list")
+    assert ids_of(found) == [held, *overtaking]
+    assert (found["total"], found["more"]) == (4, False)
+    first = found["messages"][0]
+    assert (first["ticket_id"], first["task"], first["mode"]) == ("D", "shop.once", "hold")
+    assert 50_000 < first["due_in_ms"] <= 60_000
+    shown = shell("delayed", "list").stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["message", held, *overtaking]
+    assert shown[2].split()[1:3] == ["A", "shop.update"]
+
+
+def test_a_list_is_bounded_and_says_so(shell: CommandLine, lane: Lane) -> None:
+    ids = delayed_ones(lane, *"ABCDE")
+    said = shell("delayed", "list", "--limit", "2").stdout
+    assert "the next 2 are shown, there are 5: --limit N shows more" in said
+    found = shell.json("delayed", "list", "--limit", "2")
+    assert (ids_of(found), found["more"], found["total"]) == (ids[:2], True, 5)
+
+
+def test_filters_choose(shell: CommandLine, lane: Lane) -> None:
+    ids = delayed_ones(lane, "A", "B", "A")
+    [once] = delayed_ones(lane, "B", after_ms=9 * HOUR_MS, task="shop.once")
+    [held] = lane.add("C")
+    lane.read()
+    delay(lane, held, int(time.time() * 1000) + 1000, Mode.HOLD)
+    for arguments, wanted in (
+        (["--ticket", "A"], [ids[0], ids[2]]),
+        (["--task", "shop.once"], [once]),
+        (["--task", "shop.update", "--overtake"], ids),
+        (["--hold"], [held]),
+        (["--overtake"], [*ids, once]),
+        (["--before", "+3500"], [held]),
+        (["--after", "+3500", "--before", "+7200"], ids),
+        (["--after", "2090-01-01T00:00:00Z"], []),
+    ):
+        assert ids_of(shell.json("delayed", "list", *arguments)) == wanted, arguments
+    assert shell("delayed", "list", "--ticket", "Z").stdout == "none of the 5 delayed messages is such a one\n"
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "+x", "+inf", "+nan", "2030-01-01T00:00:00", "1" * 50])
+def test_a_time_that_is_none_is_one_line(shell: CommandLine, lane: Lane, text: str) -> None:
+    assert lane.redis.ping()
+    said = shell("delayed", "list", "--before", text)
+    assert (said.exit_code, len(said.stderr.splitlines())) == (2, 1)
+    assert "--before" in said.stderr
+
+
+def test_show_has_the_payload(shell: CommandLine, lane: Lane) -> None:
+    [id_] = delayed_ones(lane, "A", payload='{"amount": 3}')
+    found = shell.json("delayed", "show", id_)
+    assert (found["message_id"], found["payload"], found["mode"]) == (id_, {"amount": 3}, "overtake")
+    said = shell("delayed", "show", id_).stdout
+    assert '{"amount": 3}' in said
+    assert "overtake: later ones overtake it" in said
+
+
+def test_show_finds_a_message_that_was_not_read(shell: CommandLine, lane: Lane) -> None:
+    due_ms = int(time.time() * 1000) + HOUR_MS
+    added: Any = lane.redis.xadd(lane.keys.stream, {"ticket_id": "A", "payload": "1", "due": due_ms, "hold": "1"})
+    id_ = added.decode()
+    found = shell.json("delayed", "show", id_)
+    assert (found["due_ms"], found["mode"], found["ticket_id"]) == (due_ms, "hold", "A")
+
+
+def test_what_is_not_delayed_is_one_line(shell: CommandLine, lane: Lane) -> None:
+    [id_] = lane.add("A")
+    [late] = lane.add("A")
+    lane.read()
+    lane.redis.zadd(lane.keys.late, {member_of(late): 1})
+    for command in ("show", "cancel", "now"):
+        for name, why in (
+            ("1-1", "there is no message 1-1: it was never pushed, or it is done and has left the stream"),
+            ("x", "x is no message id"),
+            ("1-1@p3", "1-1@p3 names a partition that the stream does not have"),
+            (id_, f"message {id_} is not delayed: it was due at once, or has begun, or is done"),
+            (late, f"message {late} is not delayed any more: it was due, and waits or runs"),
+        ):
+            said = shell("delayed", command, name)
+            assert (said.exit_code, said.stderr) == (1, f"Error: {why}\n"), command
+
+
+def test_the_next_of_many_cost_as_much_as_the_next_of_few(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    def cost() -> dict[str, int]:
+        lane.redis.config_resetstat()
+        shell("delayed", "list")
+        return {name: calls for name, calls in calls_of(valkey).items() if "range" in name}
+
+    delayed_ones(lane, *(f"T{n}" for n in range(100)))
+    few = cost()
+    with lane.redis.pipeline(transaction=False) as pipe:
+        pipe.zadd(lane.keys.delayed, {member_of(f"{n}-0"): 2 * 10**12 + n for n in range(1, 20_001)})
+        pipe.execute()
+    assert cost() == few
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dues=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(list(Mode)), st.sampled_from("AB")), max_size=60),
+    limit=st.integers(1, 70),
+)
+def test_any_delayed_messages_are_listed_once_in_their_order(
+    shell: CommandLine, lane: Lane, dues: list[tuple[int, Mode, str]], limit: int
+) -> None:
+    for key in (lane.keys.delayed, lane.keys.holding):
+        lane.redis.delete(key)
+    first = int(time.time() * 1000) + HOUR_MS
+    ids = lane.add(*(ticket for _, _, ticket in dues)) if dues else []
+    lane.read()
+    for id_, (due, mode, _) in zip(ids, dues, strict=True):
+        delay(lane, id_, first + due, mode)
+    # Several are due at one time: the first page ends among them.
+    by_place = [id_ for _, id_ in sorted(zip([due for due, _, _ in dues], ids, strict=True), key=lambda one: one[0])]
+    found = shell.json("delayed", "list", "--limit", str(limit))
+    assert ids_of(found) == by_place[:limit]
+    assert (found["total"], found["more"]) == (len(ids), len(ids) > limit)
+
+
+# -- changing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leader(valkey: EmbeddedServer, lane: Lane) -> Iterator[FakeLeader]:
+    """It refuses each third message."""
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        refused = [[id_, f"message {id_} has begun"] for id_ in order["ids"][2::3]]
+        bad = {id_ for id_, _ in refused}
+        return {"ok": True, "changed": [id_ for id_ in order["ids"] if id_ not in bad], "refused": refused}
+
+    with fake_leader(valkey, lane, answer) as made:
+        yield made
+
+
+def test_messages_are_cancelled_by_id(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
+    ids = delayed_ones(lane, "A", "B", "C")
+    said = shell("delayed", "cancel", ids[1], ids[0])
+    assert (said.exit_code, said.stdout) == (0, "cancelled 2 delayed messages\n")
+    assert leader.orders == [{"do": "delayed", "act": "cancel", "ids": [ids[1], ids[0]], "due_ms": None}]
+
+
+def test_refused_messages_are_named(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
+    ids = delayed_ones(lane, "A", "A", "A")
+    said = shell("delayed", "now", "--ticket", "A", "--yes")
+    assert said.exit_code == 1
+    assert said.stdout.splitlines() == [f"not made due: {ids[2]}: has begun", "made due 2 delayed messages"]
+    found = shell.json("delayed", "now", *ids)
+    assert (found["made_due"], found["refused"], found["messages"][2]["why"]) == (2, 1, "has begun")
+    assert [order["act"] for order in leader.orders] == ["now", "now"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "due_in_ms"),
+    [(["--delay", "90.5"], 90_500), (["--eta", "2090-01-01T00:00:00Z"], None), (["--delay", "0"], 0)],
+    ids=["delay", "eta", "none"],
+)
+def test_messages_are_rescheduled(
+    shell: CommandLine, lane: Lane, leader: FakeLeader, arguments: list[str], due_in_ms: int | None
+) -> None:
+    ids = delayed_ones(lane, "A", "B")
+    before = int(time.time() * 1000)
+    assert "rescheduled 2 delayed messages to 20" in shell("delayed", "reschedule", *ids, *arguments).stdout
+    [order] = leader.orders
+    assert (order["act"], order["ids"]) == ("reschedule", ids)
+    if due_in_ms is None:
+        assert order["due_ms"] == 3_786_912_000_000
+    else:
+        assert before + due_in_ms - 1 <= order["due_ms"] <= int(time.time() * 1000) + due_in_ms + 1
+
+
+def test_many_messages_go_in_several_orders(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
+    ids = delayed_ones(lane, *(f"T{n}" for n in range(1001)))
+    said = shell("delayed", "cancel", "--all", "--limit", "1000", "--yes")
+    assert [len(order["ids"]) for order in leader.orders] == [500, 500]
+    assert [id_ for order in leader.orders for id_ in order["ids"]] == ids[:1000]
+    assert said.stdout.splitlines()[-2:] == ["… and 282 more that were not cancelled", "cancelled 668 delayed messages"]
+
+
+def test_a_dry_run_changes_nothing(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
+    ids = delayed_ones(lane, "A", "B")
+    said = shell("delayed", "cancel", "--all", "--dry-run")
+    assert said.stdout.splitlines()[-1] == "would cancel 2 delayed messages"
+    assert [line.split()[0] for line in said.stdout.splitlines()[1:3]] == ids
+    found = shell.json("delayed", "reschedule", ids[0], "--delay", "5", "--dry-run")
+    assert (found["dry_run"], ids_of(found), found["rescheduled"]) == (True, ids[:1], 1)
+    assert shell("delayed", "now", ids[0], "--dry-run").stdout.splitlines()[-1] == "would make due 1 delayed message"
+    assert leader.orders == []
+
+
+def test_a_choice_is_confirmed(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
+    delayed_ones(lane, "A", "B")
+    said = shell("delayed", "cancel", "--ticket", "A")
+    assert said.exit_code == 2
+    assert "this would cancel 1 delayed message: add --yes, or look first with --dry-run" in said.stderr
+    assert leader.orders == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cancel"], "name messages by ID, or choose them with --all"),
+        (["cancel", "1-1", "--all"], "name messages by ID, or choose them with --all"),
+        (["reschedule", "1-1"], "say when the messages are due, with --delay or --eta"),
+        (["reschedule", "1-1", "--delay", "1", "--eta", "2090-01-01T00:00:00Z"], "say when the messages are due"),
+        (["reschedule", "1-1", "--delay", "-1"], "-1.0 is not in the range x>=0"),
+        (["reschedule", "1-1", "--delay", "nan"], "is not a number"),
+        (["reschedule", "1-1", "--delay", "4e9"], "delay must be at most 100 years"),
+        (["reschedule", "1-1", "--eta", "2001-01-01T00:00:00Z"], "is past; nothing was changed"),
+        (["reschedule", "1-1", "--eta", "2090-01-01T00:00:00"], "has no time zone"),
+        (["reschedule", "1-1", "--eta", "soon"], "eta must be a time such as"),
+    ],
+    ids=range(10),
+)
+def test_wrong_usage(shell: CommandLine, lane: Lane, arguments: list[str], said: str) -> None:
+    assert lane.redis.ping()
+    result = shell("delayed", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_without_a_leader_nothing_is_changed(shell: CommandLine, lane: Lane) -> None:
+    [id_] = delayed_ones(lane, "A")
+    lane.depose()
+    said = shell("delayed", "cancel", id_)
+    assert said.exit_code == 1
+    assert "no master leads the lane, so the order cannot be carried out" in said.stderr
