@@ -54,6 +54,10 @@ CASES = {
         "One hot ticket, no-op tasks; 1 worker, 2 processes",
         throughput.PEERS, partial(throughput.run, "hot"), _THROUGHPUT, "plain",
     ),
+    "state": Case(
+        "Tasks that read the state of their ticket and write it back; 1,000 tickets, 1 worker, 2 processes",
+        throughput.STATEFUL, partial(throughput.run, "state"), _THROUGHPUT, "plain",
+    ),
     "dispatch": Case(
         "The master alone, 4 simulated consumers of 16 processes",
         dispatch.PEERS, dispatch.run,

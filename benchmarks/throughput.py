@@ -8,8 +8,8 @@ at which a tenth is done (everybody is awake and measured by then) to the end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -38,6 +38,12 @@ PRICED = {
     "bare_singles": "the bridge, bundles and history off",
     "audited": "the bridge, and an audit that follows",
 }
+#: Those whose tasks read the state of their ticket, and write it back.
+STATEFUL = {
+    "plain": "plain Celery: HGETALL and HSET, no order",
+    "bundles": "the bridge: HGETALL, effects",
+    "keyed": "the bridge: bridge_state",
+}
 #: Variants of the bridge -> bundles on, history on.
 BRIDGED: dict[str, tuple[bool, bool]] = {
     "bundles": (True, True),
@@ -45,6 +51,7 @@ BRIDGED: dict[str, tuple[bool, bool]] = {
     "bare": (True, False),
     "bare_singles": (False, False),
     "audited": (True, True),
+    "keyed": (True, True),
 }
 
 
@@ -59,6 +66,8 @@ class Load:
     messages: dict[str, int]
     #: Messages a second if all processes did nothing but the tasks' own work; 0: there is no such bound.
     ideal: float = 0.0
+    #: Variant -> its task, where it is another one.
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
 
 LOADS = {
@@ -75,12 +84,16 @@ LOADS = {
     "hot": Load(
         "noop", 1, 1, 2, {"plain": 8_000, "lock": 3_000, "bundles": 30_000, "singles": 4_000}
     ),
+    "state": Load(
+        "fold", 1000, 1, 2, {"plain": 6_000, "bundles": 20_000, "keyed": 60_000}, tasks={"bundles": "fold_by_effects"}
+    ),
 }  # fmt: skip
 
 
 def run(case: str, variant: str, scale: float) -> Metrics:
     """One run of one variant; ``scale`` shrinks it."""
     load = LOADS[case]
+    task = load.tasks.get(variant, load.task)
     count = max(400, int(load.messages[variant] * scale))
     bridged = variant in BRIDGED
     bundled, historical = BRIDGED.get(variant, (False, False))
@@ -91,14 +104,14 @@ def run(case: str, variant: str, scale: float) -> Metrics:
         stack.start_workers(load.workers, load.concurrency)
         messages = items(count, load.tickets)
         if bridged:
-            push(stack.server.url, load.task, messages)
+            push(stack.server.url, task, messages)
             stack.start_master()
             if variant == "audited":
                 stack.start("audit", "-m", "bridge", "-A", "benchmarks.apps.bridged", "audit", "--follow")
             progress = settled(stack)
         else:
             hidden = stack.server.url.removesuffix("/0") + f"/{HIDDEN_DB}"
-            enqueue(hidden, load.task, messages)
+            enqueue(hidden, task, messages)
             reveal(stack.server.url, HIDDEN_DB)
             progress = stack.tally.done
         metrics = clocked(stack, progress, count)

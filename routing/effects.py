@@ -19,8 +19,8 @@ _TELL = Script("tell")
 
 @dataclass(frozen=True)
 class Effect:
-    """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any);
-    ``check``: 'int' or 'float' when the command adds its last argument to a number.
+    """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any), which the command
+    itself needs as well; ``check``: 'int' or 'float' when the command adds its last argument to a number.
     """
 
     kind: str
@@ -50,6 +50,8 @@ def apply(
             args += effect.arguments
     nothing = keys.lease("none")
     reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, nothing], args)
+    if not reply:
+        return [(ReturnCode.OK, "")] * len(successes)
     return [(code_of(argument), text_of(argument).partition(" ")[2]) for argument in reply]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ def stamp(ticket: str, payload: Payload) -> None:
     at_ns = time.monotonic_ns()
     _tally.started(payload["n"], at_ns)
     noop(ticket, payload)
+
+
+def folded(state: Mapping[str, Any], payload: Payload) -> dict[str, Any]:
+    """What a message changes in the state of its ticket."""
+    return {
+        "count": int(state.get("count", 0)) + 1,
+        "total": int(state.get("total", 0)) + payload["n"],
+        "last": f"message {payload['n']} of ticket {payload['t']}",
+    }
 
 
 def stuck(ticket: str, payload: Payload) -> None:

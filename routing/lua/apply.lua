@@ -7,7 +7,7 @@
 -- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
 --       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument), number of
 --       arguments, arguments.
--- Returns: a list with a code for each message: 'OK'; 'AGAIN': applied before, by this same call, whose reply was lost;
+-- Returns: an empty list: all are 'OK'; else a list with a code for each message: 'OK'; 'AGAIN': applied before, by this same call, whose reply was lost;
 --          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, and
 --          none was.
 -- Keeps: promise 4, I4. Effects are checked before the first is applied, because Redis has no rollback. Permissions,
@@ -21,6 +21,7 @@ redis.call('XDEL', KEYS[3], '0-1')
 
 local at = 2
 local codes, accepted = {}, {}
+local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay together
 
 local function number(text, check)
   -- The number in the text, if Redis accepts it as well: Lua's tonumber accepts more.
@@ -149,41 +150,85 @@ local function applied(calls, publications)
   return wrong
 end
 
-for m = 1, tonumber(ARGV[2]) do
-  local ticket, fence, outcome, effects = ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3], tonumber(ARGV[at + 4])
+-- Read all records and fences first: one call for all messages costs little more than one for each of them.
+local messages = tonumber(ARGV[2])
+local places, tickets = {}, {}
+for m = 1, messages do
+  places[m] = at
+  tickets[m] = ARGV[at + 1]
+  local effects = tonumber(ARGV[at + 4])
   at = at + 4
-  local calls, publications = {}, {}
-  local err
-  local record = redis.call('HGET', KEYS[1], ticket)
-  local base, count = string.match(record or '', '^%[(%d+),(%d+),')
-  base = tonumber(base or '0')
-  local done = tonumber(redis.call('HGET', KEYS[2], ticket) or '0')
-  local current = base > 0 and fence >= base and fence < base + tonumber(count)
-  for e = 1, effects do
-    local n = tonumber(ARGV[at + 3])
-    if current and not err then
-      err = problem(ticket, ARGV[at + 1], ARGV[at + 2], at + 4, at + 3 + n)
-    end
-    local kind = string.upper(ARGV[at + 4]) == 'PUBLISH' and publications or calls
-    kind[#kind + 1] = {at + 4, at + 3 + n}
-    at = at + 3 + n
+  for _ = 1, effects do
+    at = at + 3 + tonumber(ARGV[at + 3])
   end
+end
+local records, applied_fences = {}, {}
+for from = 1, messages, CHUNK do
+  local upto = math.min(from + CHUNK - 1, messages)
+  local some = redis.call('HMGET', KEYS[1], unpack(tickets, from, upto))
+  local fences = redis.call('HMGET', KEYS[2], unpack(tickets, from, upto))
+  for m = from, upto do
+    records[m] = some[m - from + 1]
+    applied_fences[tickets[m]] = tonumber(fences[m - from + 1] or '0')
+  end
+end
+
+local noted = {}
+local function note()
+  if #noted > 0 then
+    redis.call('HSET', KEYS[2], unpack(noted))
+    noted = {}
+  end
+end
+
+local all_fine = true
+for m = 1, messages do
+  at = places[m]
+  local ticket, fence, outcome, effects = tickets[m], tonumber(ARGV[at + 2]), ARGV[at + 3], tonumber(ARGV[at + 4])
+  at = at + 4
+  local base, count = string.match(records[m] or '', '^%[(%d+),(%d+),')
+  base = tonumber(base or '0')
+  local done = applied_fences[ticket]
+  local current = base > 0 and fence >= base and fence < base + tonumber(count)
   if not current then
     codes[m] = 'STALE'
   elseif fence <= done then
     codes[m] = fence == done and 'AGAIN' or 'STALE'
   else
-    err = err or applied(calls, publications)
+    local err
+    if effects == 1 and ARGV[at + 2] == '' then
+      -- One command is checked by the server itself: when it fails, nothing was applied. The checks find better words.
+      local first, last = at + 4, at + 3 + tonumber(ARGV[at + 3])
+      err = call({first, last})
+      err = err and (problem(ticket, ARGV[at + 1], '', first, last) or err)
+    else
+      local calls, publications = {}, {}
+      for _ = 1, effects do
+        local n = tonumber(ARGV[at + 3])
+        err = err or problem(ticket, ARGV[at + 1], ARGV[at + 2], at + 4, at + 3 + n)
+        local kind = string.upper(ARGV[at + 4]) == 'PUBLISH' and publications or calls
+        kind[#kind + 1] = {at + 4, at + 3 + n}
+        at = at + 3 + n
+      end
+      err = err or applied(calls, publications)
+    end
     if err then
       codes[m] = 'ERR ' .. err
     else
-      redis.call('HSET', KEYS[2], ticket, string.format('%.0f', fence))
+      applied_fences[ticket] = fence
+      noted[#noted + 1] = ticket
+      noted[#noted + 1] = string.format('%.0f', fence)
+      if #noted >= CHUNK then
+        note()
+      end
       accepted[#accepted + 1] = outcome
       codes[m] = 'OK'
     end
   end
+  all_fine = all_fine and codes[m] == 'OK'
 end
+note()
 if #accepted > 0 then
   redis.call('XADD', KEYS[3], '*', 'i', ARGV[1], 'o', '[' .. table.concat(accepted, ',') .. ']')
 end
-return codes
+return all_fine and {} or codes

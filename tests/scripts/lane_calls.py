@@ -291,8 +291,11 @@ class LaneCalls:
             record = ref.record(ticket)
             fence = record.fence if record is not None else ref.applied.get(ticket, 1)
             fence = max(1, fence + dice.choice([-1, 0, 0, 0, 1, 1, 2]))
-            kind = "hash" if self.rarely() else "list"
-            effect = Effect(kind, "", ("RPUSH", f"user:{ticket}", str(fence)))
+            key = f"user:{ticket}"
+            effect = Effect("list", "", ("RPUSH", key, str(fence)))
+            if key in ref.effects and self.rarely():
+                # It is a list by now.
+                effect = Effect("hash", "", ("HSET", key, "field", str(fence)))
             outcome = Outcome("1-0", fence, Kind.DONE).encode().decode()
             successes.append(Success(ticket, fence, outcome, (effect,) * dice.randint(0, 2)))
         for _ in range(dice.choice([1, 1, 2]) if successes else 0):  # when the reply was lost, twice
