@@ -186,3 +186,11 @@ class Versions:
             pending: Any = self.redis.xpending(keys.stream, keys.group)
             assert pending["pending"] == 0
         check_keys(self.redis, *self.keys.values(), allowed=("log:*", "_kombu*", "unacked*", "celery*"))
+
+
+def check(chain: Versions) -> None:
+    """What holds when a chain is at rest."""
+    chain.check_one_at_a_time()
+    chain.check_older_first()
+    chain.check_each_version_in_order()
+    chain.check_at_rest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -10,44 +9,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
-from celery import Celery, signals
+from celery import Celery
 from celery.result import allow_join_result
-from redis.exceptions import ResponseError
 
 from bridge.app import forked_children
 from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
-from bridge.protocol.headers import RunHead, readable_runs
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
 from bridge.routing.return_codes import ReturnCode
 from bridge.worker.guard.shared_page import SharedPage
-from bridge.worker.pool import bundles
 from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
 from bridge.worker.pool.delivery import Delivery
-from bridge.worker.pool.execute import ASKED_TO_END, Execution
-
-LIFE = "1" * 32
-
-
-class Writer:
-    """Keeps what was applied."""
-
-    def __init__(self) -> None:
-        self.applied: list[Outcome] = []
-
-    def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
-        assert incarnation == LIFE
-        self.applied += [outcome for _, outcome, _ in items]
-        return [(ReturnCode.OK, "")] * len(items)
-
-
-def heads(runs: list[Any]) -> list[RunHead]:
-    """The headers' rows of a bundle whose body is ``runs``."""
-    return [RunHead(ticket, offset, len(messages), attempt, 0) for ticket, offset, attempt, messages in runs]
+from bridge.worker.pool.execute import Execution
+from tests.unit.worker.kept_outcomes import LIFE, Writer, heads
 
 
 def test_a_success_that_is_written_before_its_result_is_stored_says_when_it_began() -> None:
@@ -217,110 +194,6 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
     assert bool(said) == lines.exists()
 
 
-def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
-    """The server is away. Earlier outcomes cannot be written until the lease is over, and the bundle ends."""
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    begun: list[str] = []
-
-    @app.task(name="shop.pay", lazy=False, shared=False)
-    def pay(ticket_id: str, payload: Any) -> None:
-        begun.append(ticket_id)
-        # A write is due after it, in the middle of the round.
-        time.sleep(2 * WRITE_AFTER_S)
-
-    app.finalize()
-    shared = SharedPage()
-    shared.begin(LIFE, now_ns() + 60 * 10**9)
-
-    class AwayWriter:
-        def write(self, incarnation: str, outcomes: Any) -> bool:
-            del incarnation, outcomes
-            shared.end()
-            return False
-
-    writer: Any = AwayWriter()
-    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
-    runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
-
-    run_bundle(execution, request, json.dumps(runs))
-
-    assert begun == ["T1"]
-    assert shared.running_fences() == set()
-
-
-@pytest.mark.parametrize("bundled", [False, True])
-def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bundled: bool) -> None:
-    """Celery may store that the task has started, and calls handlers. Both may take long."""
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    begun: list[str] = []
-
-    @app.task(name="shop.pay", lazy=False, shared=False)
-    def pay(ticket_id: str, payload: Any) -> None:
-        begun.append(ticket_id)
-
-    app.finalize()
-    shared = SharedPage()
-    shared.begin(LIFE, now_ns() + 60 * 10**9)
-    written: list[Outcome] = []
-
-    class KeepingWriter:
-        def write(self, incarnation: str, outcomes: Any) -> bool:
-            assert incarnation == LIFE
-            written.extend(outcomes)
-            return True
-
-    writer: Any = KeepingWriter()
-    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
-    runs: list[Any] = [["T1", 0, 1, [["7-0", pay.name, 3]]]]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
-
-    def waits_for_long(**_: Any) -> None:
-        shared.end()
-
-    signals.task_prerun.connect(waits_for_long, sender=pay)
-    try:
-        if bundled:
-            run_bundle(execution, request, json.dumps(runs))
-        else:
-            alone = {**request, "id": "7-0", "task": pay.name, "delivery_info": {}, HEADER_RUNS: [["T1", 0, 1, 1, 1]]}
-            execution.run_alone(alone, pay.name, json.dumps([["T1", 3], {}, {}]))
-    finally:
-        signals.task_prerun.disconnect(waits_for_long, sender=pay)
-
-    assert begun == []
-    # Nothing was done, and neither the outcome nor the result says that it was.
-    assert [(outcome.kind, outcome.started_us) for outcome in written] == [(Kind.RETURNED, 0)]
-    assert app.AsyncResult("7-0").state == "PENDING"
-
-
-def test_an_early_commit_is_in_the_name_of_the_life_that_the_message_was_dispatched_to() -> None:
-    """In a pool within the main process, a task may outlive its lease. Then the worker has a new incarnation, and the
-    leader looks for outcomes of the first one when it takes the tickets back.
-    """
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    shared = SharedPage()
-    shared.begin(LIFE, now_ns() + 60 * 10**9)
-
-    @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
-    def pay(self: Any, ticket_id: str, payload: Any) -> int:
-        self.ticket.effects.incrby(f"sum:{ticket_id}", payload)
-        shared.begin("2" * 32, now_ns() + 60 * 10**9)
-        return 1
-
-    app.finalize()
-    # It asserts the incarnation of each write.
-    writer: Any = Writer()
-    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
-    delivery = Delivery("T1", "5-0", 1000, 1, pay.name, ["T1", 3], {})
-
-    request = {"id": "5-0", "task": pay.name, "delivery_info": {}, "hostname": "w1@here"}
-    outcome, _ = execution.trace(delivery, LIFE, request)
-
-    assert outcome.kind is Kind.DONE
-    assert [(outcome.message_id, outcome.fence) for outcome in writer.applied] == [("5-0", 1000)]
-
-
 @pytest.mark.parametrize("code", [ReturnCode.ERR, ReturnCode.STALE])
 @pytest.mark.parametrize("written_early", [False, True], ids=["at the end of the round", "in the middle of it"])
 def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCode, written_early: bool) -> None:
@@ -368,156 +241,3 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
     assert [(outcome.fence, outcome.kind) for outcome in written] == refused
     # Flower gets no event of a success that did not happen.
     assert [kind for id_, kind, *_ in events if id_ == "1-0"] == (["retried"] if refused else [])
-
-
-@pytest.mark.parametrize(("asked", "kind"), [(True, Kind.INTERRUPTED), (False, Kind.LOST)])
-def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_to_end(asked: bool, kind: Kind) -> None:
-    """Celery gives a message to another process when the first one died before it reported the start."""
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-    shared = SharedPage()
-    shared.begin(LIFE, now_ns() + 60 * 10**9)
-    written: list[Outcome] = []
-
-    class Keeping(Writer):
-        def write(self, incarnation: str, outcomes: list[Outcome]) -> bool:
-            assert incarnation == LIFE
-            written.extend(outcomes)
-            return True
-
-    writer: Any = Keeping()
-    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with execution.row(1000) as row:
-                shared.note_running(row, 1000)
-                raise SystemExit(ASKED_TO_END if asked else 1)
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    request = {HEADER_BASE: 1000, HEADER_RUNS: [["T1", 0, 1, 1, 0]], HEADER_INCARNATION: LIFE, "id": "5-0"}
-
-    # The main process never runs what a pool process was given
-    pid = os.fork()
-    if pid == 0:
-        try:
-            execution.run_alone(dict(request), "shop.pay", '[["T1", {}], {}, {}]')
-            os._exit(0 if [outcome.kind for outcome in written] == [kind] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-class KeepingWriter(Writer):
-    """Keeps what was written, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[Outcome] = []
-
-    def write(self, incarnation: str, outcomes: Any) -> bool:
-        assert incarnation == LIFE
-        self.written.extend(outcomes)
-        return True
-
-
-def running_bundle(app: Any, writer: Any, task: str, tickets: int, each: int, payload: Any = 1) -> list[Any]:
-    """Runs a bundle of ``tickets`` times ``each`` messages with this payload. Returns its events."""
-    shared = SharedPage()
-    shared.begin(LIFE, now_ns() + 60 * 10**9)
-    # However slow the machine is, the bundle gives nothing back.
-    lane = app.bridge.settings.lane.model_copy(update={"bundle_ms": 10_000.0})
-    execution = Execution(app, lane, shared, writer, "w1@here")
-    runs: list[Any] = [
-        [f"T{t}", t * each, 1, [[f"{n}-{t}", task, payload if (n, t) == (0, 0) else 1] for n in range(each)]]
-        for t in range(tickets)
-    ]
-    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
-    failed, events, _ = run_bundle(execution, request, json.dumps(runs))
-    assert not failed
-    return list(events)
-
-
-def test_a_result_that_cannot_be_stored_takes_back_nothing_that_was_written() -> None:
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
-
-    @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
-    def pay(self: Any, ticket_id: str, payload: Any) -> Any:
-        self.ticket.effects.incrby(f"sum:{ticket_id}", payload)
-        return object()
-
-    app.finalize()
-    writer = KeepingWriter()
-    running_bundle(app, writer, pay.name, tickets=1, each=3)
-
-    # All ran, in order, without a failure.
-    assert [(outcome.fence, outcome.kind) for outcome in writer.applied] == [(1000 + n, Kind.DONE) for n in range(3)]
-    assert writer.written == []
-
-
-def test_an_error_outside_of_a_task_is_the_failure_of_that_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
-
-    @app.task(name="shop.pay", ignore_result=True, lazy=False, shared=False)
-    def pay(ticket_id: str, payload: Any) -> None: ...
-
-    app.finalize()
-    writer = KeepingWriter()
-    running_bundle(app, writer, pay.name, tickets=1, each=1)
-    sound = pay.__trace__
-
-    def tracer(id_: str, *args: Any) -> Any:
-        if id_ == "1-0":
-            raise RuntimeError("the tracer broke")
-        return sound(id_, *args)
-
-    monkeypatch.setattr(pay, "__trace__", tracer)
-    writer.written.clear()
-    events = running_bundle(app, writer, pay.name, tickets=2, each=3)
-
-    written = [(outcome.message_id, outcome.kind) for outcome in writer.written]
-    done = ["0-0", "0-1", "1-1", "2-1"]
-    assert sorted(written) == sorted([*((id_, Kind.DONE) for id_ in done), ("1-0", Kind.FAILED)])
-    assert {id_: kind for id_, kind, *_ in events}["1-0"] == "failed"
-
-
-def test_a_payload_that_python_cannot_read_is_its_own_messages_failure() -> None:
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
-
-    @app.task(name="shop.pay", ignore_result=True, lazy=False, shared=False)
-    def pay(ticket_id: str, payload: Any) -> None: ...
-
-    app.finalize()
-    deep: Any = 1
-    for _ in range(190):
-        deep = [deep]
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack()) + 150)
-    try:
-        text = orjson.dumps([["T", 0, 1, [["1-0", "a", deep], ["2-0", "b", 2]]]]).decode()
-        [[_, _, _, messages]] = readable_runs(text, bundles.UNREADABLE)
-    finally:
-        sys.setrecursionlimit(limit)
-    assert [payload is bundles.UNREADABLE for _, _, payload in messages] == [True, False]
-
-
-def test_effects_that_the_server_refuses_after_all_are_their_own_messages_failure() -> None:
-    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
-
-    @app.task(bind=True, name="shop.pay", ignore_result=True, lazy=False, shared=False)
-    def pay(self: Any, ticket_id: str, payload: Any) -> None:
-        self.ticket.effects.incrby(f"sum:{ticket_id}", payload)
-
-    app.finalize()
-
-    class Server(KeepingWriter):
-        def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
-            if any(ticket == "T1" for ticket, _, _ in items):
-                raise ResponseError("ERR the script broke")
-            return super().apply(incarnation, items)
-
-    writer = Server()
-    running_bundle(app, writer, pay.name, tickets=3, each=2)
-    assert sorted(outcome.message_id for outcome in writer.applied) == ["0-0", "0-2", "1-0", "1-2"]
-    assert [(outcome.message_id, outcome.kind) for outcome in writer.written] == [("0-1", Kind.FAILED)]
-    assert "the script broke" in writer.written[0].error
