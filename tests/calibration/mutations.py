@@ -396,6 +396,20 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
+        "a new partition does not wait for the old ones",
+        "promise 1",
+        "repartitioned",
+        ("ledger: an older version was overtaken",),
+        (
+            Edit(
+                "bridge/app/lanes.py",
+                "before = _partitions(newest.settings, layout.older, layout.older_of(number))",
+                "pass",
+            ),
+        ),
+        long=True,
+    ),
+    Mutation(
         "a message in the wrong partition is handled",
         "promise 1",
         "two partitions",

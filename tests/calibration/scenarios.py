@@ -20,6 +20,7 @@ from tests.calibration.holding import HoldingProxy
 from tests.calibration.stage import KEPT_S, LEASE_S, Stage
 from tests.chaos.checks import Freeze
 from tests.chaos.ledger import now_ns
+from tests.chaos.repartition import repartitioned_into
 from tests.chaos.subscriptions import ONE, Subscription, split
 from tests.chaos.versions import in_versions
 
@@ -381,6 +382,23 @@ def two_partitions(stage: Stage) -> None:
     stage.wait_settled()
 
 
+def repartitioned(stage: Stage) -> None:
+    """Old partitions have messages of each ticket when the stream is split, and new ones get some at once."""
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, lease_s=KEPT_S, wait=False)
+    stage.wait_led(1, lanes=1)
+    tickets = [f"T{n}" for n in range(4)]
+    for n in range(3):
+        for ticket in tickets:
+            # Until the new partitions are led for certain.
+            stage.push(ticket, ms=1500, until=2 if n == 1 else 1)
+    with stage.repartition(2):
+        for _ in range(2):
+            for ticket in tickets:
+                stage.push(ticket, ms=4, generation=1)
+        stage.wait_settled()
+
+
 class _Frozen:
     """A node that stands still meanwhile: all of it, or its main process only."""
 
@@ -424,6 +442,7 @@ SUBSCRIBED = {
     "sleeping lanes": _MANY,
     "two partitions": split(ONE, 2),
     "two versions": in_versions(ONE, "both"),
+    "repartitioned": repartitioned_into(ONE, 2),
 }
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
@@ -445,4 +464,5 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "shared lanes": shared_lanes,
     "sleeping lanes": sleeping_lanes,
     "two partitions": two_partitions,
+    "repartitioned": repartitioned,
 }

@@ -9,6 +9,7 @@ ADVANCE, APPLY, ADOPT, FORGET = (f"{LUA}/{name}.lua" for name in ("advance", "ap
 LEAD, RENEW, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "renew", "resign"))
 FOLLOW = f"{LUA}/follow.lua"
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
+LEAVE_LAYOUT = f"{LUA}/leave_layout.lua"
 DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
 
 _ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
@@ -414,6 +415,58 @@ SCRIPT_MUTATIONS = [
         "test_large::test_large_messages_are_taken_back_a_few_at_a_time",
         " and bytes < tonumber(ARGV[3]) do",
         " do",
+    ),
+    # -- promise 1, over a repartition --------------------------------------------------------------------------------
+    *(
+        _script(
+            f"a push by the layout before is accepted ({name})",
+            "promise 1",
+            f"{LUA}/{name}.lua",
+            "test_repartitioning::test_no_push_is_accepted_that_goes_by_the_layout_before",
+            "if layout ~= ARGV[1] or layout == ''",
+            "if layout == ''",
+        )
+        for name in ("push_many", "push_once", "append_once", "append_per_ticket")
+    ),
+    _script(
+        "a new partition has no group until a master comes",
+        "promise 3",
+        f"{LUA}/repartition.lua",
+        "test_repartitioning::test_the_new_partitions_have_all_groups_of_the_old_ones",
+        "redis.pcall('XGROUP', 'CREATE', KEYS[i], name, '0', 'MKSTREAM')",
+        "",
+    ),
+    _script(
+        "old partitions are left with messages that are not done",
+        "promise 1",
+        LEAVE_LAYOUT,
+        "test_repartitioning::test_pending_messages_hold_them",
+        "local code, group = not_done_with(KEYS[i], known)",
+        "local code, group",
+    ),
+    _script(
+        "old partitions are left with tickets",
+        "promise 1",
+        LEAVE_LAYOUT,
+        "test_repartitioning::test_tickets_and_dead_letters_hold_them",
+        "if holds(KEYS[i]) then",
+        "if false then",
+    ),
+    _script(
+        "fences of new partitions are not above those of the old ones",
+        "I4",
+        LEAVE_LAYOUT,
+        "test_repartitioning::test_old_partitions_are_left_when_all_groups_are_done",
+        "if highest > tonumber(redis.call('GET', KEYS[i]) or '0') then",
+        "if false then",
+    ),
+    _script(
+        "an old partition is deleted with messages that nobody read",
+        "promise 3",
+        f"{LUA}/retire.lua",
+        "test_repartitioning::test_messages_that_were_added_after_an_old_partition_was_left_are_not_deleted",
+        "local code, group = not_done_with(KEYS[1], known)",
+        "local code, group",
     ),
     # -- promise 5 ---------------------------------------------------------------------------------------------------
     _script(

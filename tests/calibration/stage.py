@@ -14,8 +14,9 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ import redis as redis_py
 from redis import Redis
 
 from bridge.audit.audit import audit
+from bridge.routing.keys import layout_copy_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
 from bridge.testing.nodes.process import python_module
@@ -32,11 +34,12 @@ from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
-from tests.chaos.chains import check_chain
+from tests.chaos.chains import check_chain, together
 from tests.chaos.checks import Execution, Message, Notes, Rest, check_all
 from tests.chaos.facts import Evidence
 from tests.chaos.ledger import LedgerReader
-from tests.chaos.subscriptions import ONE, Subscription, environment, evidence_of
+from tests.chaos.repartition import layouts
+from tests.chaos.subscriptions import ONE, STREAM, Subscription, environment, evidence_of
 from tests.chaos.versions import chains, follows
 from tests.nodes.clocks import SettableClock
 
@@ -154,7 +157,8 @@ class Stage:
         return {
             **environment(self.subscriptions),
             **follows(self.subscriptions),
-            **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "0"}),
+            # The keys of old partitions are looked at in the end.
+            **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "600" if self._is_repartitioned else "0"}),
             "PYTHONPATH": str(self.copy),
             "CHAOS_LEDGER": str(self.ledger_folder),
             "CHAOS_LEASE": str(LEASE_S),
@@ -196,16 +200,20 @@ class Stage:
         how: str = "raise",
         kind: str = "",
         version: str = "",
+        generation: int = 0,
     ) -> str:
         """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always.
-        ``kind``: what filters look at. ``version``: of the stream.
+        ``kind``: what filters look at. ``version``: of the stream. ``generation``: of its layout.
         """
         n = self._number(ticket)
         payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
         payload |= {"v": version} if version else {}
-        stream = next(one.keys.stream for one in self.subscriptions if one.version == version and one.has(ticket))
+        of = (version, generation)
+        stream = next(
+            one.keys.stream for one in self.subscriptions if (one.version, one.generation) == of and one.has(ticket)
+        )
         id_: Any = self.redis.xadd(stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
-        self._note(str(id_), ticket, n, dies=dies, kind=kind, version=version)
+        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns(), kind, version, generation))
         return str(id_)
 
     def push_by_command(self, tickets: Sequence[str]) -> None:
@@ -220,15 +228,35 @@ class Stage:
         assert done.returncode == 0, done.stderr
         for stream in {keys.stream: None for keys in self.lanes}:
             for id_, fields in evidence.entries(self.redis, stream):
-                self._note(id_, fields["ticket_id"], json.loads(fields["payload"])["n"])
+                n = json.loads(fields["payload"])["n"]
+                self.messages.append(Message(id_, fields["ticket_id"], n, pushed_ns=time.time_ns()))
+
+    @contextmanager
+    def repartition(self, count: int) -> Iterator[None]:
+        """The stream gets so many partitions, by the command of the copy. Within the block it has them. At the end the
+        old ones must have been left, for all that anybody knows.
+        """
+        command = python_module("bridge", "-A", APP, "stream", "repartition", str(count))
+        env = {**os.environ, **broker_environment(self.server.url), **self._env()}
+        with subprocess.Popen(
+            command, cwd=self.copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                self.wait_for(lambda: self.redis.exists(layout_copy_key(STREAM)), "the new layout")
+                yield
+                out, _ = process.communicate(timeout=60)
+                assert process.returncode == 0, out
+            finally:
+                process.kill()
+
+    @property
+    def _is_repartitioned(self) -> bool:
+        return any(one.generation for one in self.subscriptions)
 
     def _number(self, ticket: str) -> int:
         n = self._numbers.get(ticket, 0)
         self._numbers[ticket] = n + 1
         return n
-
-    def _note(self, id_: str, ticket: str, n: int, *, dies: bool = False, kind: str = "", version: str = "") -> None:
-        self.messages.append(Message(id_, ticket, n, dies, time.time_ns(), kind, version))
 
     def executions(self, ticket: str) -> list[Execution]:
         return sorted((e for e in self.ledger.executions() if e.ticket == ticket), key=lambda e: e.start_ns)
@@ -285,7 +313,7 @@ class Stage:
         for keys in self.lanes:
             found += agreement.look(self.redis, keys)
         self._add("look", found)
-        self._add("writes", list(self.listener.findings))
+        self._hear()
 
     def find(self, detector: str, what: str, detail: str) -> None:
         """A scenario found something itself."""
@@ -313,12 +341,13 @@ class Stage:
                 struck=True,
             )
             self._add("ledger", [(violation.invariant, str(violation)) for violation in check_all(judged[one])])
-        for older, newer in chains(self.subscriptions):
-            over_both = check_chain(judged[older], judged[newer])
+        both = [([older], [newer]) for older, newer in chains(self.subscriptions)]
+        for before, after in both + layouts(self.subscriptions):
+            over_both = check_chain(together([judged[one] for one in before]), together([judged[one] for one in after]))
             self._add("ledger", [(violation.invariant, str(violation)) for violation in over_both])
         self.audit()
         assert self.listener.calls, "the listener heard nothing"
-        self._add("writes", self.listener.findings)
+        self._hear()
         return self.findings
 
     def audit(self) -> None:
@@ -329,7 +358,15 @@ class Stage:
             self._add("audit", [(f.check.value, f"{f.ticket} {f.message_id} {f.text}") for f in verdict.examples])
 
     def _rests(self) -> list[Rest]:
-        return [evidence.rest(self.redis, keys, self.lanes) for keys in self.lanes]
+        newest = max(one.generation for one in self.subscriptions)
+        rests = [(one, evidence.rest(self.redis, one.keys, self.lanes)) for one in self.subscriptions]
+        # Nobody reads the notices of workers that leave an old partition after its master.
+        return [replace(rest, outcomes=0) if one.generation < newest else rest for one, rest in rests]
+
+    def _hear(self) -> None:
+        # A repartition is the operator's: its scripts compare the layout, and not who leads.
+        if not self._is_repartitioned:
+            self._add("writes", list(self.listener.findings))
 
     def _add(self, detector: str, found: list[tuple[str, str]]) -> None:
         for what, detail in found:

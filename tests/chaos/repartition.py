@@ -82,6 +82,13 @@ class Lanes:
         ]
 
 
+def repartitioned_into(lanes: Sequence[Subscription], count: int) -> tuple[Subscription, ...]:
+    """These lanes, and those of the next layout, which has ``count`` partitions."""
+    found = Lanes(list(lanes))
+    found.split(Layout(count, lanes[0].generation + 1))
+    return tuple(found.every)
+
+
 def layouts(lanes: Sequence[Subscription]) -> list[tuple[list[Subscription], list[Subscription]]]:
     """The lanes of each subscription in one layout, with those in each later one."""
     by_layout: dict[tuple[str, int], list[Subscription]] = {}

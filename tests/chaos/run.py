@@ -369,6 +369,8 @@ class Run:
             "CHAOS_MAX_ATTEMPTS": str(plan.max_attempts),
             **environment(plan.subscriptions),
             **(follows(plan.subscriptions) if self._newer else {}),
+            # What is in the old partitions stays until the run has looked at it.
+            **({"CHAOS_RETENTION": "600"} if plan.repartitions else {}),
             **plan.env,
         }
 

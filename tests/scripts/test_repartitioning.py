@@ -12,6 +12,8 @@ from bridge.operate.repartitioning import clear
 from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, restore_layout, text_of_layout
 from bridge.routing.partitions import Layout
+from bridge.routing.producing import places_of, push_many, push_once
+from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, guard_of
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
 from tests.scripts.world import SPLIT as STREAM
@@ -135,6 +137,25 @@ def test_dead_letters_that_were_replayed_or_dropped_hold_nothing(followed: World
     assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
     LanesOfStream(client, "orders:p1", letters=False).delete()
     assert not client.exists(keys.dead, "orders:p1")
+
+
+def test_no_push_is_accepted_that_goes_by_the_layout_before(followed: World) -> None:
+    client = followed.client
+    stale = replace(OLD, text=text_of_layout(OLD))
+    places = places_of(STREAM, stale, [0, 1])
+    ticket = [b"T1", b"1"]
+    assert push_many(client, places, "t", 2 * ticket) == [NEW.text]
+    assert push_once(client, places, "t", 2 * ticket, "key", 0, "ab") == [NEW.text]
+    columns, guard = Columns(("ticket_id", "payload")), guard_of(STREAM, "run")
+    once = append_once(
+        client, Partition(STREAM, guard, 0, 0, 1, None, 60), "0 0", "2 7", columns, 2 * ticket, places=places
+    )
+    numbered = append_per_ticket(
+        client, Tickets(STREAM, "{orders}/push", 7, None, 60), columns, [b"1", *ticket, b"2", *ticket], places=places
+    )
+    for answer in (once, numbered):
+        assert (answer.code, answer.detail) == (ReturnCode.LAYOUT, NEW.text)
+    assert not any(client.xlen(stream) for stream in NEW.all_streams(STREAM))
 
 
 def test_a_group_that_came_meanwhile_holds_them(followed: World) -> None:
