@@ -25,7 +25,7 @@ ROWS = 50
 
 
 #: The columns after the name.
-COLUMNS = ("led", "unread", "waiting", "in flight", "retrying", "parked", "dead", "done", "oldest", "holds")
+COLUMNS = ("led", "unread", "waiting", "in flight", "retrying", "delayed", "parked", "dead", "done", "oldest", "holds")
 
 
 def view(
@@ -71,11 +71,15 @@ def _row(one: SubscriptionStatus) -> tuple[str, ...]:
         one_line(one.name),
         f"{one.led} of {one.lanes}" if one.lanes > 1 else "yes" if one.led else "no",
         unread_of(one),
-        *(f"{number:,}" for number in (one.waiting, one.in_flight, one.awaiting_retry, one.parked, one.dead)),
+        *(f"{number:,}" for number in _numbers(one)),
         f"{one.counters['done']:,}",
         duration(one.oldest_undone_ms),
         data_size(one.held_bytes),
     )
+
+
+def _numbers(one: SubscriptionStatus) -> tuple[int, ...]:
+    return (one.waiting, one.in_flight, one.awaiting_retry, one.delayed, one.parked, one.dead)
 
 
 def line(found: Sequence[SubscriptionStatus]) -> str:

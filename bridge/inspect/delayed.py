@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bridge.inspect.scans import IDS_KEPT, LIMIT, Scan
 from bridge.protocol.outcomes import is_id
 from bridge.routing.errors import InputError
 from bridge.routing.groups import group_in
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.settings.lane import LaneSettings
 
 #: Entries in the first page. The size of those read so far sets that of the next page.
 FIRST_PAGE = 25
@@ -141,9 +143,26 @@ def soonest_first(
     ``on_page`` is called with the number of messages of each page that was read. Raises redis errors.
     """
     modes = [mode for mode in Mode if selection.mode in (None, mode)]
-    sources = [_of_lane(redis, lane, mode, selection, on_page) for lane in lanes for mode in modes]
-    found = merge(*sources, key=lambda one: (one.due_ms, id_key(stream_id(one.id))))
-    return (message for message in found if selection.matches(message))
+    sources = [
+        _of_lane(redis, lane.settings, lane.id_suffix, mode, selection, on_page) for lane in lanes for mode in modes
+    ]
+    return filter(selection.matches, _in_order(sources))
+
+
+def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, DelayedMessage | None]:
+    """The delayed messages of ``ticket`` among the next `LIMIT` of the lane, and the next of them."""
+    sources = [_of_lane(redis, lane, "", mode, Selection(), lambda _read: None) for mode in Mode]
+    found = []
+    looked_at, complete = 0, True
+    for message in _in_order(sources):
+        if looked_at == LIMIT:
+            complete = False
+            break
+        looked_at += 1
+        if message.ticket_id == ticket:
+            found.append(message)
+    ids = tuple(message.id for message in found[:IDS_KEPT])
+    return Scan(ids, len(found), looked_at, complete), found[0] if found else None
 
 
 def count_of(redis: Redis, lanes: Sequence[AppLane], selection: Selection) -> int:
@@ -153,7 +172,7 @@ def count_of(redis: Redis, lanes: Sequence[AppLane], selection: Selection) -> in
         for lane in lanes:
             for mode in Mode:
                 if selection.mode in (None, mode):
-                    pipe.zcount(_index(lane, mode), low, high)
+                    pipe.zcount(_index(lane.settings, mode), low, high)
         return sum(pipe.execute())
 
 
@@ -206,12 +225,21 @@ def find_delayed(redis: Redis, lane: AppLane, message_id: str) -> DelayedMessage
     raise InputError(f"message {shown} is not delayed: it was due at once, or has begun, or is done")
 
 
+def _in_order(sources: Sequence[Iterator[DelayedMessage]]) -> Iterator[DelayedMessage]:
+    return merge(*sources, key=lambda one: (one.due_ms, id_key(stream_id(one.id))))
+
+
 def _of_lane(
-    redis: Redis, lane: AppLane, mode: Mode, selection: Selection, on_page: Callable[[int], None]
+    redis: Redis,
+    lane: LaneSettings,
+    suffix: str,
+    mode: Mode,
+    selection: Selection,
+    on_page: Callable[[int], None],
 ) -> Iterator[DelayedMessage]:
     """The lane's messages of one mode that are due in the selection's time, soonest first, a page at a time."""
     low, high = _bounds(selection)
-    key, stream = _index(lane, mode), lane.settings.stream
+    key, stream = _index(lane, mode), lane.stream
     size, read, held = FIRST_PAGE, 0, 0
     # Where the next page begins: a due time, and how many messages of this time were read.
     score, offset = low, 0
@@ -226,7 +254,7 @@ def _of_lane(
         for (id_, due_ms), entry in zip(found, entries, strict=True):
             fields = tuple(entry[0][1]) if entry else ()
             held += sum(map(len, fields))
-            yield DelayedMessage(f"{id_}{lane.id_suffix}", due_ms, mode, fields, lane.settings.default_task)
+            yield DelayedMessage(f"{id_}{suffix}", due_ms, mode, fields, lane.default_task)
         if len(found) < size:
             return
         last = found[-1][1]
@@ -237,8 +265,8 @@ def _of_lane(
         size = max(1, min(PAGE_MAX, 4 * size, PAGE_BYTES * read // max(1, held)))
 
 
-def _index(lane: AppLane, mode: Mode) -> str:
-    return lane.settings.keys.delayed if mode is Mode.OVERTAKE else lane.settings.keys.holding
+def _index(lane: LaneSettings, mode: Mode) -> str:
+    return lane.keys.delayed if mode is Mode.OVERTAKE else lane.keys.holding
 
 
 def _bounds(selection: Selection) -> tuple[str, str]:

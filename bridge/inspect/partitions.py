@@ -69,6 +69,8 @@ def name_ticket(found: TicketFacts, suffix: str) -> TicketFacts:
         last_done=found.last_done and found.last_done + suffix,
         waiting=_name_scan(found.waiting, suffix),
         unread=_name_scan(found.unread, suffix),
+        delayed=_name_scan(found.delayed, suffix),
+        next_delayed=found.next_delayed and replace(found.next_delayed, id=found.next_delayed.id + suffix),
     )
 
 

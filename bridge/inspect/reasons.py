@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from bridge.inspect.advice import NOT_OF_AN_APP, Advice
+from bridge.inspect.delayed import Mode
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.numbers import count, duration
 
@@ -53,6 +55,8 @@ def why(found: TicketFacts, commands: Advice = NOT_OF_AN_APP) -> str:
     if found.state is TicketState.UNREAD:
         # Older messages may be waiting that the search did not reach.
         return _unread(found, commands) + _not_searched(found)
+    if found.state is TicketState.DELAYED:
+        return f"{_delayed(found)}; no other message of it is undone{_not_searched(found)}"
     return _at_rest(found) + _not_searched(found)
 
 
@@ -74,7 +78,11 @@ def _at_rest(found: TicketFacts) -> str:
 def _not_searched(found: TicketFacts) -> str:
     """What a search did not reach. It may hold messages of the ticket."""
     parts = []
-    for scan, where in ((found.waiting, "messages that wait"), (found.unread, "unread messages")):
+    for scan, where in (
+        (found.waiting, "messages that wait"),
+        (found.unread, "unread messages"),
+        (found.delayed, "delayed messages"),
+    ):
         if not scan.complete:
             parts.append(f"only the first {scan.looked_at:,} {where} were searched; there are more")
     return f"; {', and '.join(parts)}" if parts else ""
@@ -106,7 +114,30 @@ def _parked(found: TicketFacts, parked: Parked, commands: Advice) -> str:
     return f"{what}; it stands still until it is released: {release} ({', '.join(held)})"
 
 
+def _delayed(found: TicketFacts) -> str:
+    """When the next delayed message is due, and what the ticket does until then."""
+    message, left = found.next_delayed, found.next_due_in_ms
+    if message is None or left is None:
+        return ""
+    does = "later messages of the ticket wait for it" if message.mode is Mode.HOLD else "later messages go first"
+    if left <= 0:
+        return f"message {message.id} was delayed, and is due now"
+    more = f"; {_many(found.delayed, 'message')} delayed in all" if found.delayed.count > 1 else ""
+    return f"delayed until {_when(message.due_ms)}, in {duration(left)}: message {message.id}; {does}{more}"
+
+
+def _when(at_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
+
+
 def _retry(found: TicketFacts, retry: Retry, commands: Advice) -> str:
+    if retry.is_held and retry.due_in_ms > 0:
+        stop = _stop(found, commands)
+        held = f"message {retry.message_id} is delayed and holds its ticket: it is due in {duration(retry.due_in_ms)}"
+        return f"{held}; {stop}" if stop else held
     cause = f": {retry.last_error}" if retry.last_error else ""
     if retry.due_in_ms > 0:
         what = f"attempt {retry.attempt} of {retry.max_attempts} is due in {duration(retry.due_in_ms)}{cause}"
@@ -145,6 +176,8 @@ def _behind(found: TicketFacts) -> str:
         parts.append(f"{_many(found.waiting, 'message')} waiting behind")
     if found.unread.count:
         parts.append(f"{_many(found.unread, 'message')} not read yet")
+    if found.delayed.count and found.next_due_in_ms is not None and not (found.retry and found.retry.is_held):
+        parts.append(f"{_many(found.delayed, 'message')} delayed, the next is due in {duration(found.next_due_in_ms)}")
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -82,23 +82,32 @@ class Pending:
     of_consumers: dict[str, int]
     #: Parked ticket -> its shelved messages.
     of_parked: dict[str, int]
+    #: Messages that others overtake until they are due.
+    of_delayed: int = 0
+    #: Those that were due, and are not done.
+    of_late: int = 0
 
     @classmethod
-    def of(cls, reply: Any, lane: LaneSettings, registered: Collection[str]) -> Pending:
-        """From the reply of XPENDING without a range. None: there is no group."""
+    def of(cls, reply: Any, lane: LaneSettings, registered: Collection[str], late: int = 0) -> Pending:
+        """From the reply of XPENDING without a range. None: there is no group. ``late``: how many undone messages were
+        delayed.
+        """
         summary = pending_summary(reply)
         aside = lane.keys.parked_consumer(lane.master, "")
-        of_master, of_consumers, of_parked = 0, {}, {}
+        delayed = lane.keys.delayed_consumer(lane.master)
+        of_master, of_delayed, of_consumers, of_parked = 0, 0, {}, {}
         for raw, number in summary.under.items():
             name = raw.decode(errors="replace")
             if name == lane.master:
                 of_master = number
+            elif name == delayed and name not in registered:
+                of_delayed = number
             elif name.startswith(aside) and name not in registered:
                 of_parked[name.removeprefix(aside)] = number
             else:
                 of_consumers[name] = number
         first_ms = None if summary.oldest is None else id_key(summary.oldest)[0]
-        return cls(first_ms, of_master, of_consumers, of_parked)
+        return cls(first_ms, of_master, of_consumers, of_parked, of_delayed, late)
 
 
 def registrations_of(reply: dict[bytes, bytes]) -> dict[str, Registration]:

@@ -49,6 +49,10 @@ class Scan:
     complete: bool
 
 
+#: A search for what is not there.
+NOTHING = Scan((), 0, 0, True)
+
+
 class _Pages:
     """Counts what a search has read, and sets the size of its next page."""
 

@@ -1,8 +1,9 @@
 """Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
-It makes two round trips, however long the backlog. The first reads lengths and summaries in one MULTI, so that the
-numbers belong together. The second reads lease, report and queue of each consumer, and up to `RECORDS` ticket records:
-they say which tickets are parked. Nothing else here grows with the number of messages or tickets.
+It makes two round trips, however long the backlog, and two more while messages are delayed. The first reads lengths and
+summaries in one MULTI, so that the numbers belong together. The second reads lease, report and queue of each consumer,
+and up to `RECORDS` ticket records: they say which tickets are parked. Nothing else here grows with the number of
+messages or tickets.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
 from bridge.link.connections import without_password
@@ -72,13 +74,18 @@ class LaneStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
+    #: Messages that are not due: those that others overtake, and those for which their tickets wait. The latter are
+    #: among those that wait or await a retry, too.
+    delayed: int
+    #: Milliseconds until the next of them is due; below 0: it is overdue. None: there is none.
+    next_due_in_ms: int | None
     dead: int
     #: Tickets, and the messages that wait for their release.
     parked: int
     parked_messages: int
     #: False: there are more records than were read, so more tickets may be parked.
     parked_complete: bool
-    #: Age of the oldest message that is neither done nor dead; None when there is none.
+    #: Age of the oldest message that is neither done nor dead nor delayed; None when there is none.
     oldest_undone_ms: int | None
     #: Outcomes that the leader has not settled yet.
     outcomes: int
@@ -97,7 +104,7 @@ class LaneStatus:
 
     @property
     def undone(self) -> int:
-        """Messages that it is not done with."""
+        """Messages that it is not done with, and that are not delayed."""
         return sum((self.unread, self.waiting, self.in_flight, self.awaiting_retry, self.parked_messages))
 
 
@@ -120,6 +127,10 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         pipe.get(keys.leader)
         pipe.pttl(keys.leader)
         pipe.zcard(keys.retries)
+        pipe.zcard(keys.late)
+        for index in (keys.delayed, keys.holding):
+            pipe.zcard(index)
+            pipe.execute_command("ZRANGEBYSCORE", index, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, 1)
         pipe.xlen(keys.dead)
         pipe.xlen(keys.outcomes)
         pipe.xlen(keys.stream)
@@ -139,11 +150,14 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    time_, info, token, leader_left, retries, dead, outcomes, length, *hashes = replies
+    time_, info, token, leader_left, retries, late, *replies = replies
+    overtaking, first_overtaking, holding, first_holding, dead, outcomes, length, *hashes = replies
     counts, registered, drains, unserved, about = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
     registrations = registrations_of(registered)
-    pending = Pending.of(pending_raw, lane, registrations)
+    pending = Pending.of(pending_raw, lane, registrations, late)
+    # Member and score, in a list of their own with RESP 3.
+    dues = [int((first[0] if len(first) == 1 else first)[1]) for first in (first_overtaking, first_holding) if first]
 
     last_delivered = group.read_to if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
@@ -161,7 +175,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     if token is not None:
         term, holder = read_token(token)
         leader = Leading(holder, term, max(0, leader_left))
-    oldest = pending.first_ms
+    oldest = oldest_ms(redis, lane, pending)
     if oldest is None and next_unread:
         oldest = _ms_of(next_unread[0][0])
     parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
@@ -178,6 +192,8 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         waiting=max(0, pending.of_master - retries),
         in_flight=sum(pending.of_consumers.values()),
         awaiting_retry=retries,
+        delayed=overtaking + holding,
+        next_due_in_ms=min(dues) - now_ms if dues else None,
         dead=dead,
         # A parked ticket whose record was not read is known if it has shelved messages.
         parked=len(parked | pending.of_parked.keys() if cursor else parked),

@@ -40,11 +40,13 @@ class SubscriptionStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
+    #: Messages that are not due. Those for which their tickets wait are among those that wait or await a retry, too.
+    delayed: int
     #: Messages that wait for the release of parked tickets.
     parked: int
     dead: int
     counters: Mapping[str, int]
-    #: Age of the oldest message that is not done; None: there is none.
+    #: Age of the oldest message that is neither done nor delayed; None: there is none.
     oldest_undone_ms: int | None
     #: Bytes of the messages that it is not done with, estimated. None: not known.
     held_bytes: int | None
@@ -53,8 +55,8 @@ class SubscriptionStatus:
     held_alone_bytes: int | None
     #: Lanes that read nothing new, since they are beyond ``bridge_max_lag``.
     stopped: int
-    #: Whether this user may read its keys. If not, ``led``, ``consumers``, ``awaiting_retry``, ``dead`` and
-    #: ``counters`` are 0.
+    #: Whether this user may read its keys. If not, ``led``, ``consumers``, ``awaiting_retry``, ``delayed``, ``dead``
+    #: and ``counters`` are 0.
     permitted: bool = True
     #: Stream -> age in ms of its oldest undone message. Of its lanes that have one, whose dead letters are full, or
     #: that nobody leads.

@@ -1,8 +1,8 @@
 """Reads all subscriptions of an app at once, for `bridge status` and `bridge subscription`: one row for each.
 
-It makes three round trips, however many lanes there are, and one more where the server does not know how much a group
-has not read (`bridge.inspect.stream_status`). The numbers of a subscription are the sums over its lanes. They are read
-one after the other, so they need not belong to one moment.
+It makes three round trips, however many lanes there are, one more where the server does not know how much a group has
+not read (`bridge.inspect.stream_status`), and two for each lane that has delayed messages. The numbers of a
+subscription are the sums over its lanes. They are read one after the other, so they need not belong to one moment.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.roster import Pending
 from bridge.inspect.stream_status import StreamStatus, read_streams
 from bridge.inspect.subscription_status import SubscriptionStatus
@@ -41,13 +42,15 @@ def read_subscriptions(
     all_lanes = [lane for lanes in wanted.values() for lane in lanes]
     replies = iter(_read_lanes(redis, streams, all_lanes, declared.keys()))
     return [
-        _sum(name, [_Lane(lane, streams[lane.stream], next(replies), now_ms) for lane in lanes], name in declared)
+        _sum(
+            name, [_Lane(redis, lane, streams[lane.stream], next(replies), now_ms) for lane in lanes], name in declared
+        )
         for name, lanes in wanted.items()
     ]
 
 
 #: The replies for each lane that `_read_lanes` asks for first, where this user may not read the lane's keys.
-_NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, (None,) * len(COUNTERS))
+_NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, 0, 0, 0, (None,) * len(COUNTERS))
 _REPLIES = len(_NOT_PERMITTED)
 
 
@@ -65,6 +68,9 @@ def _read_lanes(
             pipe.hmget(lane.keys.about, "app", "format")
             pipe.hlen(lane.keys.consumers)
             pipe.zcard(lane.keys.retries)
+            pipe.zcard(lane.keys.delayed)
+            pipe.zcard(lane.keys.holding)
+            pipe.zcard(lane.keys.late)
             pipe.xlen(lane.keys.dead)
             pipe.hmget(lane.keys.counts, *COUNTERS)
         replies = pipe.execute(raise_on_error=False)
@@ -99,8 +105,9 @@ def _read_lanes(
 class _Lane:
     """The numbers of one lane."""
 
-    def __init__(self, lane: LaneSettings, stream: StreamStatus, replies: list[Any], now_ms: int) -> None:
-        led, (app, format_), consumers, retries, dead, counts, pending_raw, next_unread = replies
+    def __init__(self, redis: Redis, lane: LaneSettings, stream: StreamStatus, replies: list[Any], now_ms: int) -> None:
+        led, (app, format_), consumers, retries, *rest = replies
+        delayed, holding, late, dead, counts, pending_raw, next_unread = rest
         name = lane.group.encode()
         self.stream = lane.stream
         self.group = stream.groups.get(name)
@@ -110,8 +117,9 @@ class _Lane:
         self.format = None if format_ is None else int(format_)
         self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
         self.unread, self.exact = stream.unread(name)
-        self.pending = Pending.of(pending_raw, lane, ())
-        oldest = self.pending.first_ms
+        self.delayed = delayed + holding
+        self.pending = Pending.of(pending_raw, lane, (), late)
+        oldest = oldest_ms(redis, lane, self.pending)
         if oldest is None and next_unread:
             oldest = id_key(next_unread[0][0].decode())[0]
         self.oldest_ms = None if oldest is None else max(0, now_ms - oldest)
@@ -145,6 +153,7 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         waiting=max(0, sum(lane.pending.of_master for lane in lanes) - retries),
         in_flight=sum(sum(lane.pending.of_consumers.values()) for lane in lanes),
         awaiting_retry=retries,
+        delayed=sum(lane.delayed for lane in lanes),
         parked=sum(sum(lane.pending.of_parked.values()) for lane in lanes),
         dead=sum(lane.dead for lane in lanes),
         counters={one: sum(lane.counters[one] for lane in lanes) for one in COUNTERS},

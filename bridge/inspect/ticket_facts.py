@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bridge.inspect.scans import Scan
+from bridge.inspect.delayed import DelayedMessage
+from bridge.inspect.scans import NOTHING, Scan
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.dead_letters import Letter
 from bridge.routing import records
@@ -37,6 +38,8 @@ class Retry:
     max_attempts: int
     due_in_ms: int
     last_error: str
+    #: It is delayed, and its ticket waits for it: no attempt was made.
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ class TicketFacts:
     waiting: Scan
     unread: Scan
     letters: tuple[Letter, ...]
+    #: Its delayed messages, as far as they were searched, and the next of them.
+    delayed: Scan = NOTHING
+    next_delayed: DelayedMessage | None = None
+    #: When that one is due, in ms from now.
+    next_due_in_ms: int | None = None
     #: Why no live consumer can run its oldest message. Empty: one can, as far as is known.
     nobody_runs: str = ""
     #: Why its lane reads nothing new. Empty: it reads on. Only asked if the oldest message is unread.
@@ -94,6 +102,11 @@ class TicketFacts:
             "lost_attempt": None if self.lost is None else asdict(self.lost),
             "waiting": asdict(self.waiting),
             "unread": asdict(self.unread),
+            "delayed": {
+                **asdict(self.delayed),
+                "next_due_in_ms": self.next_due_in_ms,
+                "mode": None if self.next_delayed is None else self.next_delayed.mode.value,
+            },
             "dead": [letter.summary() for letter in self.letters],
             "nobody_runs": self.nobody_runs,
             "last_done": self.last_done,

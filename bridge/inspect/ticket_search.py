@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.dead_letters import newest_first, select
+from bridge.inspect.delayed import of_ticket
 from bridge.inspect.partitions import name_ticket
 from bridge.inspect.reasons import why
 from bridge.inspect.scans import (
     MUCH_UNREAD,
+    NOTHING,
     Scan,
     merged,
     newest_in_history,
@@ -36,7 +38,7 @@ from bridge.protocol.registration import Registration, Registrations
 from bridge.protocol.unserved import read_unserved
 from bridge.routing import records
 from bridge.routing.groups import group_in
-from bridge.routing.ids import id_key
+from bridge.routing.ids import id_key, member_of
 from bridge.routing.leadership import read_token
 from bridge.routing.numbers import duration
 from bridge.routing.records import PARK_AFTER
@@ -66,6 +68,8 @@ class _Lane:
     due_ms: int | None
     registrations: dict[bytes, Registration]
     last_delivered: str | None
+    #: How many messages are delayed, of any ticket.
+    delayed: int
     leases: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -112,12 +116,13 @@ def _search(
     lane = _read_lane(redis, settings, ticket)
     record = lane.record
     ticket_id = ticket.encode()
-    nothing = Scan((), 0, 0, True)
+    nothing = NOTHING
     waiting = unread = nothing
     if lane.last_delivered is not None:
         waiting = _waiting(redis, settings, ticket, record)
     unread = search_stream(redis, keys, ticket_id, lane.last_delivered or "0-0")
     letters = _letters(redis, settings, ticket)
+    delayed, next_delayed = of_ticket(redis, settings, ticket) if lane.delayed else (nothing, None)
 
     in_flight = retry = parked = None
     if record is not None and record.in_flight:
@@ -134,6 +139,8 @@ def _search(
         state = TicketState.WAITING
     elif unread.count:
         state = TicketState.UNREAD
+    elif delayed.count:
+        state = TicketState.DELAYED
     else:
         state = None
     last_done = None
@@ -163,6 +170,9 @@ def _search(
         has_group=lane.last_delivered is not None,
         waiting=waiting,
         unread=unread,
+        delayed=delayed,
+        next_delayed=next_delayed,
+        next_due_in_ms=None if next_delayed is None else next_delayed.due_ms - lane.now_ms,
         letters=letters,
         nobody_runs=_nobody_runs(redis, settings, lane, record, waiting, own),
         last_done=last_done,
@@ -177,13 +187,15 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         pipe.hget(keys.tickets, ticket)
         pipe.zscore(keys.retries, ticket)
         pipe.hgetall(keys.consumers)
+        pipe.zcard(keys.delayed)
+        pipe.zcard(keys.holding)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         replies = pipe.execute(raise_on_error=False)
     group = group_in(replies.pop(), keys.group)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    time_, token, text, due, registered = replies
+    time_, token, text, due, registered, overtaking, holding = replies
     lane = _Lane(
         now_ms=time_[0] * 1000 + time_[1] // 1000,
         leader=None if token is None else read_token(token).holder,
@@ -191,6 +203,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         due_ms=None if due is None else int(due),
         registrations=Registrations().read(registered),
         last_delivered=None if group is None else group.read_to,
+        delayed=overtaking + holding,
     )
     asked = [one.incarnation for one in lane.registrations.values()]
     if lane.record is not None and lane.record.in_flight:
@@ -249,6 +262,7 @@ def _retry(
         max_attempts=max_attempts(_task_of(redis, settings, lane, id_, own)),
         due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
         last_error=record.cause,
+        is_held=record.attempt == 1 and redis.zscore(settings.keys.holding, member_of(id_)) is not None,
     )
 
 

@@ -16,6 +16,8 @@ class TicketState(Enum):
     WAITING = State.WAITING.value
     IN_FLIGHT = State.IN_FLIGHT.value
     AWAITING_RETRY = State.AWAITING_RETRY.value
+    #: Its undone messages are all delayed.
+    DELAYED = "delayed"
     #: It stands still, with all of its messages, until an operator releases it.
     PARKED = "parked"
     #: Nothing of it is undone, and its last message is dead, or done.

@@ -185,8 +185,8 @@ def line(lane: LaneStatus) -> str:
     now = datetime.now().astimezone()
     return (
         f"{now:%H:%M:%S} {leader}, consumers {alive}, unread {unread}, waiting {lane.waiting:,}, "
-        f"in flight {lane.in_flight:,}, retrying {lane.awaiting_retry:,}, parked {lane.parked:,}, dead {lane.dead:,}, "
-        f"done {lane.counters.get('done', 0):,}"
+        f"in flight {lane.in_flight:,}, retrying {lane.awaiting_retry:,}, delayed {lane.delayed:,}, "
+        f"parked {lane.parked:,}, dead {lane.dead:,}, done {lane.counters.get('done', 0):,}"
     )
 
 
@@ -211,6 +211,7 @@ def view(lane: LaneStatus, commands: Advice) -> RenderableType:
     facts.add_row("waiting", f"{lane.waiting:,}")
     facts.add_row("in flight", f"{lane.in_flight:,}")
     facts.add_row("retrying", f"{lane.awaiting_retry:,}")
+    facts.add_row("delayed", _delayed(lane, commands))
     facts.add_row("dead", f"{lane.dead:,}" + (f" ({commands.bridge('dead', 'list')})" if lane.dead else ""))
     facts.add_row("parked", _parked(lane, commands))
     facts.add_row("oldest", "nothing undone" if lane.oldest_undone_ms is None else duration(lane.oldest_undone_ms))
@@ -226,6 +227,13 @@ def view(lane: LaneStatus, commands: Advice) -> RenderableType:
         parts.append(Text("no consumers"))
     parts += [Text(f"! {problem}", "yellow") for problem in lane.problems]
     return Group(*parts)
+
+
+def _delayed(lane: LaneStatus, commands: Advice) -> str:
+    if not lane.delayed or lane.next_due_in_ms is None:
+        return f"{lane.delayed:,}"
+    due = f"in {duration(lane.next_due_in_ms)}" if lane.next_due_in_ms > 0 else "now"
+    return f"{lane.delayed:,} (the next is due {due}; {commands.bridge('delayed', 'list')})"
 
 
 def _parked(lane: LaneStatus, commands: Advice) -> str:

@@ -180,6 +180,8 @@ def _print(found: TicketFacts) -> None:
         fact("cut off", f"attempt {lost.attempt} on {lost.consumer}, fence {lost.fence}: {lost.cause}")
     fact("waiting", _scan(found.waiting, "of the waiting messages"))
     fact("unread", _scan(found.unread, "of the unread entries"))
+    if found.delayed.count or not found.delayed.complete:
+        fact("delayed", _scan(found.delayed, "of the delayed messages"))
     for letter in found.letters:
         fact("dead", f"{letter.message_id}: {letter.reason}{': ' + letter.error if letter.error else ''}")
     fact("leader", found.leader or "none")

@@ -186,6 +186,58 @@ def test_any_delayed_messages_are_listed_once_in_their_order(
     assert (found["total"], found["more"]) == (len(ids), len(ids) > limit)
 
 
+def test_the_status_counts_them_apart(shell: CommandLine, lane: Lane) -> None:
+    assert "delayed    0" in " ".join(shell("status").stdout.split("\n"))
+    delayed_ones(lane, "A", "B")
+    seen = shell.json("status")
+    assert (seen["delayed"], seen["in_flight"], seen["waiting"], seen["oldest_undone_ms"]) == (2, 0, 0, None)
+    assert HOUR_MS - 60_000 < seen["next_due_in_ms"] <= HOUR_MS
+    said = shell("status").stdout
+    assert "2 (the next is due in" in said
+    assert f"`bridge -A {shell.app} delayed list`" in said
+    # A message that was due counts from then: its id is older.
+    [held, late] = lane.add("A", "B")
+    lane.read()
+    now_ms = int(time.time() * 1000)
+    delay(lane, held, now_ms + 1000, Mode.HOLD)
+    lane.finish(held)
+    lane.redis.zadd(lane.keys.late, {member_of(late): now_ms - 5000})
+    seen = shell.json("status")
+    assert (seen["delayed"], seen["waiting"]) == (3, 1)
+    assert 5000 <= seen["oldest_undone_ms"] < 65_000
+
+
+def test_a_ticket_says_that_it_is_delayed(shell: CommandLine, lane: Lane) -> None:
+    lane.join("w1@host")
+    first, _, _ = delayed_ones(lane, "A", "A", "B")
+    found = shell.json("ticket", "show", "A")
+    assert (found["state"], found["delayed"]["count"], found["delayed"]["ids"][0]) == ("delayed", 2, first)
+    assert found["why"].startswith("delayed until 20")
+    assert f": message {first}; later messages go first; 2 messages delayed in all; no other message" in found["why"]
+    [waiting] = lane.add("A")
+    lane.read()
+    assert shell.json("ticket", "show", "A")["state"] == "waiting"
+    lane.hold_back("A", waiting, 2, 60_000, "ValueError: no")
+    found = shell.json("ticket", "show", "A")
+    assert found["state"] == "awaiting retry"
+    assert (
+        found["why"].endswith("(2 messages delayed, the next is due in 60 min)") or "delayed, the next" in found["why"]
+    )
+
+
+def test_a_ticket_says_that_it_is_held(shell: CommandLine, lane: Lane) -> None:
+    lane.join("w1@host")
+    first, _ = lane.add("A", "A")
+    lane.read()
+    delay(lane, first, int(time.time() * 1000) + 30_000, Mode.HOLD)
+    lane.hold_back("A", first, 1, 30_000, "")
+    found = shell.json("ticket", "show", "A")
+    assert found["retry"]["is_held"]
+    assert found["why"].startswith(f"message {first} is delayed and holds its ticket: it is due in ")
+    assert found["why"].endswith("(1 message waiting behind)")
+    assert "delayed   1" in shell("ticket", "show", "A").stdout
+
+
 # -- changing ------------------------------------------------------------------------------------------------------
 
 

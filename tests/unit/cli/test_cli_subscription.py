@@ -244,7 +244,7 @@ def test_the_status_of_several_subscriptions_has_a_row_for_each(
     assert 0 <= found[0]["oldest_undone_ms"] < 60_000
     head, billing, search, *rest = shell("status").stdout.splitlines()
     assert head.split()[0] == "subscription"
-    assert billing.split()[:9] == ["billing", "yes", "1", "0", "1", "1", "0", "1", "1,234"]
+    assert billing.split()[:10] == ["billing", "yes", "1", "0", "1", "1", "0", "0", "1", "1,234"]
     assert search.split()[:3] == ["search", "no", "3"]
     add = f"`bridge -A {shell.app} subscription add search`"
     assert rest[0] == f"! search has no consumer group yet: the first master makes it, or {add}"
