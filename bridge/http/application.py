@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from bridge.http import health, pushing, views
+from bridge.http.description import describe_truly
 from bridge.http.limits import Limited
-from bridge.http.problems import ProblemDocument, handle_problems
+from bridge.http.problems import handle_problems
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -27,8 +28,8 @@ be repeated as it is.
 """
 
 
-def describe() -> FastAPI:
-    """The routes, without a site: for the description of the interface."""
+def describe(*, is_open: bool = False) -> FastAPI:
+    """The routes, without a site: for the description of the interface. ``is_open``: no token is needed."""
     application = FastAPI(
         title="Ticket Bridge",
         version=version("ticket-bridge"),
@@ -42,32 +43,12 @@ def describe() -> FastAPI:
     for router in ROUTERS:
         application.include_router(router)
     handle_problems(application)
-    _describe_truly(application)
+    describe_truly(application, pushing.SCHEMAS, is_open=is_open)
     return application
 
 
 def make_application(site: Site) -> ASGIApp:
     """The application of a server."""
-    application = describe()
+    application = describe(is_open=site.access.is_open)
     application.state.site = site
     return Limited(application, site)
-
-
-def _describe_truly(application: FastAPI) -> None:
-    """Takes FastAPI's own error form out of the description: a malformed request is answered with 400."""
-    plain = application.openapi
-
-    def openapi() -> dict[str, Any]:
-        if application.openapi_schema is None:
-            document = plain()
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            for name in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(name, None)
-            schemas.update(pushing.SCHEMAS)
-            schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
-            for operations in document["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-        return application.openapi_schema or document
-
-    application.openapi = openapi  # type: ignore[method-assign]

@@ -36,7 +36,10 @@ class NewMessage(BaseModel):
     ticket_id: str | int = Field(description="The ticket: 1 to 512 bytes of UTF-8. A whole number is taken as text.")
     payload: Any = Field(default=None, description="JSON, at most `bridge_max_payload` bytes.")
     task: str | None = Field(
-        default=None, description="The task that handles it. Without it: the default task of the app."
+        default=None,
+        min_length=1,
+        max_length=MAX_TASK_BYTES,
+        description="The task that handles it. Without it: the default task of the app.",
     )
     delay: float | None = Field(
         default=None, ge=0, le=LONGEST_DELAY_MS / 1000, description="Seconds until the message is due."
@@ -76,9 +79,9 @@ _EVENT: dict[str, Any] = {
 _BODY = {
     "required": True,
     "content": {
-        JSON: {"schema": {"oneOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "maxItems": MOST}]}},
+        JSON: {"schema": {"oneOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST}]}},
         cloud_events.STRUCTURED: {"schema": _EVENT},
-        cloud_events.BATCHED: {"schema": {"type": "array", "items": _EVENT, "maxItems": MOST}},
+        cloud_events.BATCHED: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": MOST}},
     },
 }
 #: What the description of the interface has for the bodies.
@@ -100,7 +103,14 @@ async def push(
         str | None,
         Header(min_length=1, max_length=512, description="A second push with the same key within a day adds nothing."),
     ] = None,
-    task: Annotated[str | None, Query(description="The task of messages that name none, such as CloudEvents.")] = None,
+    task: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=MAX_TASK_BYTES,
+            description="The task of messages that name none, such as CloudEvents.",
+        ),
+    ] = None,
 ) -> Pushed:
     """Adds messages to the stream, in their order, and answers with their ids.
 
@@ -110,10 +120,8 @@ async def push(
     has the same ids. A CloudEvent needs no key, since `source` and `id` are one.
     """
     messages, key = await _read(request, idempotency_key)
-    if not messages:
-        return Pushed(message_ids=[])
-    if len(messages) > MOST:
-        raise Problem(400, f"one request may have at most {MOST:,} messages, not {len(messages):,}")
+    if not 0 < len(messages) <= MOST:
+        raise Problem(400, f"one request must have 1 to {MOST:,} messages, not {len(messages):,}")
     name = _task_of(site.app, messages, task)
     _authorise(site.app, caller, name)
     try:

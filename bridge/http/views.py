@@ -21,7 +21,7 @@ from bridge.http.bodies import JSON
 from bridge.http.problems import Problem, documented, unavailable
 from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import NOT_OF_AN_APP
-from bridge.inspect.choice import checked_id, lane_of_message, lane_of_ticket, lanes_with_ticket
+from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
@@ -29,6 +29,7 @@ from bridge.inspect.pending import PendingState, Wanted, read_pending
 from bridge.inspect.subscriptions import read_subscriptions
 from bridge.inspect.versions import find_ticket
 from bridge.producer.message_bytes import ticket_bytes
+from bridge.routing.errors import InputError
 from bridge.routing.partitions import stream_id
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ WAITING = 32
 #: Most rows of one page.
 MOST = 1000
 
+#: The form of a message id.
+MESSAGE_ID = r"^[0-9]{1,19}-[0-9]{1,19}(@p[0-9]{1,4})?$"
+
 _threads = ThreadPoolExecutor(THREADS, "bridge-http-view")
 _waiting = 0
 
@@ -55,6 +59,7 @@ Subscription = Annotated[
     str | None,
     Query(min_length=1, max_length=512, description="The subscription. Needed when the app has several."),
 ]
+PageEnd = Annotated[str | None, Query(pattern=MESSAGE_ID, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="Most rows of the answer.")]
 TicketFilter = Annotated[str | None, Query(min_length=1, max_length=512, description="Only of this ticket.")]
 DOCUMENT: dict[str, Any] = {"content": {JSON: {"schema": {"type": "object"}}}}
@@ -129,14 +134,14 @@ async def pending(
     ticket: TicketFilter = None,
     state: Annotated[PendingState | None, Query(description="Only in this state.")] = None,
     idle: Annotated[float, Query(ge=0, le=2**43, description="Only messages that are idle for so many seconds.")] = 0,
-    after: Annotated[str | None, Query(max_length=200, description="`next` of the page before.")] = None,
+    after: PageEnd = None,
     limit: Limit = 100,
 ) -> Response:
     """One page, in the order of the ids. `next` says where the next page begins; null: this is the last."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
         if after is not None:
-            lane_of_message(lanes, checked_id(after, "after: "))
+            _lane_of(lanes, after)
         some = lanes if ticket is None else lanes_with_ticket(lanes, ticket)
         wanted = Wanted(int(idle * 1000) or None, consumer, ticket, state)
         return read_pending(redis, some, wanted, after=after, limit=limit).document()
@@ -158,14 +163,14 @@ async def dead_letters(
     reason: Annotated[
         str | None, Query(min_length=1, max_length=512, description="Only with this text in their reason or error.")
     ] = None,
-    before: Annotated[str | None, Query(max_length=200, description="`next` of the page before.")] = None,
+    before: PageEnd = None,
     limit: Limit = 100,
 ) -> Response:
     """One page, newest first. `next` says where the next page begins; null: this is the last."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
         if before is not None:
-            lane_of_message(lanes, checked_id(before, "before: "))
+            _lane_of(lanes, before)
         if ticket is not None:
             ticket_bytes(ticket)
         page = read_page(redis, lanes, before=before, limit=limit, ticket=ticket, task=task, reason=reason)
@@ -182,13 +187,13 @@ async def dead_letters(
 async def dead_letter(
     site: SiteOf,
     caller: Reading,
-    message_id: Annotated[str, Path(max_length=200, description="The id of the message, or of its letter.")],
+    message_id: Annotated[str, Path(pattern=MESSAGE_ID, description="The id of the message, or of its letter.")],
     subscription: Subscription = None,
 ) -> Response:
     """The newest letter of the message."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
-        lane = lane_of_message(lanes, checked_id(message_id))
+        lane = _lane_of(lanes, message_id)
         letters = of_message(redis, lane.settings.keys, stream_id(message_id))
         if not letters:
             raise Problem(404, "this message has no dead letter")
@@ -225,6 +230,13 @@ def _allowed(site: Site, caller: Caller, subscription: str | None) -> str:
     if subscription not in known:
         raise Problem(404, "there is no such subscription")
     return subscription
+
+
+def _lane_of(lanes: Sequence[AppLane], message_id: str) -> AppLane:
+    try:
+        return lane_of_message(lanes, message_id)
+    except InputError as exc:
+        raise Problem(404, str(exc)) from None
 
 
 async def _off_the_loop(read: Callable[[], T]) -> T:

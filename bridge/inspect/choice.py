@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from bridge.app.lanes import AppLane
 
+#: Most digits of a part of an id. A server takes no longer ones, even when they begin with zeros.
+DIGITS = 20
+
 
 def lane_of_ticket(lanes: Sequence[AppLane], ticket_id: str) -> AppLane:
     """The lane of the partition of a ticket. Raises `PayloadError` for what cannot be a ticket."""
@@ -48,7 +51,9 @@ def checked_id(message_id: str, where: str = "") -> str:
     """``message_id``, when it can be one. Raises `InputError`. ``where`` begins the error: what named it."""
     text = stream_id(message_id)
     try:
-        good = text.isascii() and all(part.isdigit() for part in text.split("-")) and max(id_key(text)) <= LAST_SEQUENCE
+        parts = text.split("-")
+        good = text.isascii() and all(part.isdigit() and len(part) <= DIGITS for part in parts)
+        good = good and max(id_key(text)) <= LAST_SEQUENCE
     except ValueError:
         good = False
     if not good:

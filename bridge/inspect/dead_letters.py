@@ -47,7 +47,9 @@ def newest_first_in(redis: Redis, lanes: Sequence[AppLane], before: str | None =
         id_, suffix = stream_id(before), suffix_of(before)
         # Letters with one id are in the order of their lanes.
         place = next((place for place, lane in enumerate(lanes) if lane.id_suffix == suffix), len(lanes))
-        ends = [f"({id_}" if number <= place else id_ for number in range(len(lanes))]
+        # No letter is before 0-0, and a server refuses to be asked for such.
+        exclusive = f"({id_}" if max(id_key(id_)) else "0-0"
+        ends = [exclusive if number <= place else id_ for number in range(len(lanes))]
     named = [
         map(name_letter, newest_first(redis, lane.settings.keys, end), repeat(lane.id_suffix))
         for lane, end in zip(lanes, ends, strict=True)

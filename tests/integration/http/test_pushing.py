@@ -49,11 +49,6 @@ def test_one_message_and_many_come_into_the_stream_in_order(port: Port, valkey: 
     ]
 
 
-def test_no_messages_are_no_push(port: Port, valkey: EmbeddedServer) -> None:
-    assert port.post("/api/messages", []).body == {"message_ids": []}
-    assert entries(valkey) == []
-
-
 def test_a_message_may_be_due_later(port: Port, valkey: EmbeddedServer) -> None:
     with valkey.client() as client:
         now_ms = int(client.time()[0]) * 1000
@@ -99,10 +94,12 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
         (b'{"ticket_id": "T", "eta": "2190-01-01T00:00:00Z"}', 400, "100 years"),
         (b'{"ticket_id": "T", "eta": "soon"}', 400, "eta must be a time"),
         (b'{"ticket_id": "T", "hold": true}', 400, "hold=True needs delay or eta"),
-        (b'{"ticket_id": "T", "task": ""}', 400, "the name of a task"),
+        (b'{"ticket_id": "T", "task": ""}', 400, "the message, task"),
         (b'[{"ticket_id": "T"}, {"ticket_id": "T", "task": "shop.other"}]', 400, "one task"),
         (b'[{"ticket_id": "T"}, 3]', 400, "message 1"),
         (b'"T"', 400, "the message"),
+        (b"[]", 400, "1 to 10,000 messages"),
+        (b"[" + b'{"ticket_id":1},' * 10_000 + b'{"ticket_id":1}]', 413, "at most"),
         (b'[{"ticket_id": "T", "payload": "' + b"x" * 2000 + b'"}]', 400, "bridge_max_payload"),
         (b'{"ticket_id": "T", "payload": ' + b"[" * 300 + b"]" * 300 + b"}", 400, "levels deep"),
         (b'{"ticket_id": "T", "payload": "' + b"x" * 200_000 + b'"}', 413, "100,000 bytes"),
