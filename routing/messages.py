@@ -49,6 +49,7 @@ class Refused(Enum):
     EMPTY_TASK = "the field task is empty"
     NO_TASK = "names no task, and bridge_default_task is not set"
     BAD_DUE = "the fields due and hold do not say when it is due"
+    BAD_OPTION = "an option of the message cannot be read"
     FAULT = "it made a master raise"
     TRIMMED = "the entry was deleted from the stream before it was handled"
 
@@ -237,7 +238,8 @@ class EntryParser:
             try:
                 options = read_options(id_key(id_)[0], fields, has_payload=has_payload)
             except BadOptionError as exc:
-                return Refusal(id_, Refused.TWICE if exc.is_twice else Refused.BAD_DUE, str(exc), fields)
+                why = Refused.TWICE if exc.is_twice else Refused.BAD_DUE if exc.is_due else Refused.BAD_OPTION
+                return Refusal(id_, why, str(exc), fields)
             return Message(id_, ticket, task or "", payload, options)
         return Message(id_, ticket, task or "", payload)
 

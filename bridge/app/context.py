@@ -46,6 +46,7 @@ class TicketContext:
         "_write_success",
         "attempt",
         "body_reached",
+        "deadline",
         "dropped",
         "entered",
         "fence",
@@ -100,6 +101,8 @@ class TicketContext:
         self.lease_was_over = False
         #: Whether no further attempt can help: the message is dead, even if attempts are left.
         self.gave_up = False
+        #: When the task has run too long, by the monotonic clock; None: the message has no limit of its own.
+        self.deadline: float | None = None
         #: The `bridge.Drop` by which the task dropped the message, or the `bridge.Nack` without a charge by which it
         #: refused it.
         self.dropped: Drop | None = None

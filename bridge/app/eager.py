@@ -96,6 +96,8 @@ class _Message:
     ticket_id: str
     payload: bytes
     id: str
+    #: None: those of its task.
+    max_attempts: int | None = None
 
 
 class Eager:
@@ -135,7 +137,10 @@ class Eager:
             judged = [values for due, (*_, values) in zip(dues, messages, strict=True) if due is None]
             if any(values.get("due", b"").startswith(b"=") for values in judged):
                 raise OptionError("eta is past, and no such push was made under this idempotency key")
-            new = [_Message(found, ticket, payload, self.next_id()) for ticket, payload, _ in messages]
+            new = [
+                _Message(found, ticket, payload, self.next_id(), int(values.get("max_attempts", 0)) or None)
+                for ticket, payload, values in messages
+            ]
             if key is not None:
                 self._keys[key] = (content, [message.id for message in new])
             for due, message, (*_, values) in zip(dues, new, messages, strict=True):
@@ -183,7 +188,8 @@ class Eager:
         attempt = 1
         uncharged = 0
         while True:
-            handled = self.handle(message.task, message.ticket_id, message.payload, message.id, attempt)
+            details = (message.ticket_id, message.payload, message.id, attempt)
+            handled = self.handle(message.task, *details, max_attempts=message.max_attempts)
             if handled.state == "retried":
                 attempt += 1
             elif handled.state != "nacked":
@@ -205,12 +211,14 @@ class Eager:
         attempt: int,
         lost: LostAttempt | None = None,
         state: Mapping[str, Any] | None = None,
+        *,
+        max_attempts: int | None = None,
     ) -> Handled:
         """Makes one attempt of one message. ``payload``: JSON. ``state``: the ticket's state before it; None: the one
         that its last message left.
         """
         lane = _lane_of(task)
-        most = task.bridge_max_attempts or lane.max_attempts
+        most = max_attempts or task.bridge_max_attempts or lane.max_attempts
         ticket = TicketContext(ticket_id, message_id, attempt, _fence(), most, _write_success, lambda: True, lost, lane)
         content = orjson.loads(payload)
         if task.bridge_state:

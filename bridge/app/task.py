@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from bridge.app import forked_children
@@ -72,6 +72,10 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         delay: float | timedelta | None = None,
         eta: datetime | None = None,
         hold: bool = False,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        expires: float | timedelta | datetime | None = None,
+        priority: int = 0,
         idempotency_key: str | None = None,
     ) -> str:
         """Adds a message for this task to the stream; returns its id, which is also its Celery task id.
@@ -82,13 +86,18 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ``delay`` (seconds) or ``eta`` (a datetime with a time zone) says when the message is due. The server's clock
         decides. Later messages of the ticket overtake it until then; with ``hold=True`` they wait for it.
 
+        ``max_attempts`` and ``timeout`` (seconds) go before those of the task; of two time limits the smaller one
+        holds. A message that has not begun when it ``expires`` (seconds from now, or a datetime with a time zone) is
+        dead. A ticket whose oldest message has a higher ``priority`` (0 to 9) is handled sooner.
+
         Raises `PayloadError` when ticket or payload cannot be sent, its kinds `OptionError` (also a ValueError) and
         `OptionTypeError` (also a TypeError) when the message cannot be due then, `ServerUnavailable` when Redis refuses
         or cannot be reached (the message is not in), and its kind `Unanswered` when no answer came (it may be in).
         """
         require_match(self)
         require_subscription(self)
-        options = {"delay": delay, "eta": eta, "hold": hold}
+        rules = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
+        options = {"delay": delay, "eta": eta, "hold": hold, **rules}
         return push(self.app, self.name, ticket_id, payload, idempotency_key=idempotency_key, options=options)
 
     def push_many(
@@ -98,6 +107,10 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         delay: float | timedelta | None = None,
         eta: datetime | None = None,
         hold: bool = False,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        expires: float | timedelta | datetime | None = None,
+        priority: int = 0,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Adds a message for each ``(ticket_id, payload)``, in their order; returns their ids.
@@ -109,7 +122,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         """
         require_match(self)
         require_subscription(self)
-        options = {"delay": delay, "eta": eta, "hold": hold}
+        rules = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
+        options = {"delay": delay, "eta": eta, "hold": hold, **rules}
         return push_many(self.app, self.name, messages, idempotency_key=idempotency_key, options=options)
 
     async def apush(
@@ -120,11 +134,23 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         delay: float | timedelta | None = None,
         eta: datetime | None = None,
         hold: bool = False,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - of the task, not of the push
+        expires: float | timedelta | datetime | None = None,
+        priority: int = 0,
         idempotency_key: str | None = None,
     ) -> str:
         """As `push`, for asyncio."""
         [id_] = await self.apush_many(
-            [(ticket_id, payload)], delay=delay, eta=eta, hold=hold, idempotency_key=idempotency_key
+            [(ticket_id, payload)],
+            delay=delay,
+            eta=eta,
+            hold=hold,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            expires=expires,
+            priority=priority,
+            idempotency_key=idempotency_key,
         )
         return id_
 
@@ -135,12 +161,17 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         delay: float | timedelta | None = None,
         eta: datetime | None = None,
         hold: bool = False,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - of the task, not of the push
+        expires: float | timedelta | datetime | None = None,
+        priority: int = 0,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """As `push_many`, for asyncio."""
         require_match(self)
         require_subscription(self)
-        options = {"delay": delay, "eta": eta, "hold": hold}
+        rules = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
+        options = {"delay": delay, "eta": eta, "hold": hold, **rules}
         return await apush_many(self.app, self.name, messages, idempotency_key=idempotency_key, options=options)
 
     def push_on_commit(
@@ -151,6 +182,10 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         delay: float | timedelta | None = None,
         eta: datetime | None = None,
         hold: bool = False,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        expires: float | timedelta | datetime | None = None,
+        priority: int = 0,
         idempotency_key: str | None = None,
         using: str | None = None,
     ) -> None:
@@ -164,7 +199,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
             from django.db import transaction
         except ImportError:
             raise ConfigurationError("push_on_commit needs Django, which is not installed") from None
-        options = {"delay": delay, "eta": eta, "hold": hold}
+        rules = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
+        options = {"delay": delay, "eta": eta, "hold": hold, **rules}
         require_match(self)
         require_subscription(self)
         checked_options(options)
@@ -306,6 +342,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             body = self.__dict__.get("run") or self._body
             call = body if self._calls_run else super(self._outermost, self).__call__
             result = call(*args, **kwargs)
+            if ticket.deadline is not None:
+                _require_in_time(ticket.deadline)
         except Ignore:
             # Done, without a result.
             ticket.close_state()
@@ -325,6 +363,16 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
         return None
     except Exception as exc:
         raise_or_retry(self, ticket, exc)
+
+
+def _require_in_time(deadline: float) -> None:
+    """Raises `TimeLimitExceeded` if the task has run for longer than its message allows.
+
+    Only a pool of processes or greenlets can stop a task then. Elsewhere it runs to its end, and fails all the same.
+    """
+    late_s = time.monotonic() - deadline
+    if late_s > 0:
+        raise TimeLimitExceeded(f"the task ended {late_s:.3g} s after the time that its message allows")
 
 
 def roll_back_in_run(task: Any) -> None:

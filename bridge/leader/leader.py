@@ -129,7 +129,7 @@ class Leader:
             breakers=self._breakers,
             letters_full=lambda: not self._intake.open,
         )
-        self._planner = Planner(lane, envelopes, traits.of)
+        self._planner = Planner(lane, envelopes, traits.of, settling.expire)
         self._outcome_pause = OutcomePause(lane)
         steps = self._steps = (
             ChainedSteps(term, lane, self._planner, envelopes, settling, place, dropped)

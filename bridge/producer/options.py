@@ -1,5 +1,5 @@
-"""The options of a message, checked, as the scripts of a push take them: when it is due, and what its ticket does until
-then.
+"""The options of a message, checked, as the scripts of a push take them: when it is due and what its ticket does until
+then, and how it is handled (attempts, time limit, expiry, priority).
 
 A value in the form of the script's head (`routing/lua/push_many.lua`): ``+30000`` is a delay in milliseconds, which the
 server adds to its own time; ``=1700000000000`` is a time that must not be past; digits alone are a time that may be.
@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge.routing.errors import OptionError, OptionTypeError, PayloadError
+from bridge.routing.message_options import HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
 
 #: The names of the options, as ``push`` takes them.
-NAMES = ("delay", "eta", "hold")
+NAMES = ("delay", "eta", "hold", "max_attempts", "timeout", "expires", "priority")
 #: The fields that they become, in their order in an entry.
-FIELDS = ("due", "hold")
+FIELDS = ("due", "hold", "max_attempts", "timeout", "expires", "priority")
 #: How far away a message may be due: 100 years.
 LONGEST_DELAY_MS = 100 * 365 * 86_400_000
 
@@ -38,6 +39,8 @@ class Past(Enum):
     ALLOWED = "allowed"
 
 
+_NoneType = type(None)
+
 #: Fields and their values.
 Values = Mapping[str, bytes]
 #: Of a message without options.
@@ -49,6 +52,48 @@ def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Valu
 
     Raises `OptionError` and `OptionTypeError`.
     """
+    due, rules = _due_values(given, past), _rule_values(given, past)
+    if not rules:
+        return due
+    when, until = due.get("due", b""), rules.get("expires", b"")
+    if when[:1] == until[:1] and when and int(until.lstrip(b"+=")) <= int(when.lstrip(b"+=")):
+        raise OptionError("expires is not after the time when the message is due: it would never begin")
+    return {**due, **rules}
+
+
+def _rule_values(given: Mapping[str, Any], past: Past) -> Values:
+    """The fields that say how the message is handled."""
+    found: dict[str, bytes] = {}
+    attempts, timeout, expires, priority = (
+        given.get("max_attempts"), given.get("timeout"), given.get("expires"), given.get("priority"),
+    )  # fmt: skip
+    if attempts is None and timeout is None and expires is None and not priority and type(priority) in (_NoneType, int):
+        return NONE
+    if attempts is not None:
+        found["max_attempts"] = _whole("max_attempts", attempts, 1, MOST_ATTEMPTS)
+    if timeout is not None:
+        timeout_ms = _span_ms("timeout", timeout)
+        if not 1 <= timeout_ms <= LONGEST_TIMEOUT_MS:
+            raise OptionError(f"timeout must be more than 0 and at most a year, it is {_shown(timeout)}")
+        found["timeout"] = b"%d" % timeout_ms
+    if isinstance(expires, datetime):
+        found["expires"] = _absolute(expires, past, "expires")
+    elif expires is not None:
+        found["expires"] = b"+%d" % _span_ms("expires", expires)
+    if priority is not None and (text := _whole("priority", priority, 0, HIGHEST_PRIORITY)) != b"0":
+        found["priority"] = text
+    return found
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> bytes:
+    if type(value) is not int:
+        raise OptionTypeError(f"{name} must be a whole number, not {value!r:.80}")
+    if not least <= value <= most:
+        raise OptionError(f"{name} must be from {least} to {most}, it is {_shown(value)}")
+    return b"%d" % value
+
+
+def _due_values(given: Mapping[str, Any], past: Past) -> Values:
     delay, eta, hold = given.get("delay"), given.get("eta"), given.get("hold")
     if delay is None and eta is None and (hold is None or hold is False):
         return NONE
@@ -60,7 +105,7 @@ def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Valu
         raise OptionError("hold=True needs delay or eta: it says what the ticket does until the message is due")
     if eta is not None:
         due = _absolute(eta, past)
-    elif (delay_ms := _delay_ms(delay)) == 0:
+    elif (delay_ms := _span_ms("delay", delay)) == 0:
         return NONE
     else:
         due = b"+%d" % delay_ms
@@ -96,37 +141,38 @@ def merged(common: Mapping[str, Any], own: Any) -> dict[str, Any]:
     return {**rest, **own}
 
 
-def _delay_ms(delay: Any) -> int:
-    if isinstance(delay, timedelta):
-        seconds = delay.total_seconds()
-    elif isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise OptionTypeError(f"delay must be a number of seconds or a timedelta, not {delay!r:.80}")
+def _span_ms(name: str, span: Any) -> int:
+    if isinstance(span, timedelta):
+        seconds = span.total_seconds()
+    elif isinstance(span, bool) or not isinstance(span, int | float):
+        what = ", a timedelta or a datetime" if name == "expires" else " or a timedelta"
+        raise OptionTypeError(f"{name} must be a number of seconds{what}, not {span!r:.80}")
     else:
-        seconds = delay
+        seconds = span
     # An integer may be too large for a float, and NaN is neither more nor less than anything.
     if isinstance(seconds, float) and math.isnan(seconds):
-        raise OptionError("delay must be a number of seconds, not NaN")
+        raise OptionError(f"{name} must be a number of seconds, not NaN")
     if seconds < 0:
-        raise OptionError(f"delay must not be below 0, it is {_shown(delay)}")
+        raise OptionError(f"{name} must not be below 0, it is {_shown(span)}")
     if seconds > LONGEST_DELAY_MS / 1000:
-        raise OptionError(f"delay must be at most 100 years ({LONGEST_DELAY_MS // 1000} s), it is {_shown(delay)}")
+        raise OptionError(f"{name} must be at most 100 years ({LONGEST_DELAY_MS // 1000} s), it is {_shown(span)}")
     # Rounded first: 1.1 * 1000 is a little more than 1100.
     return math.ceil(round(seconds * 1000, 3))
 
 
-def _absolute(eta: Any, past: Past) -> bytes:
+def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:
     if not isinstance(eta, datetime):
-        raise OptionTypeError(f"eta must be a datetime with a time zone, not {eta!r:.80}")
+        raise OptionTypeError(f"{name} must be a datetime with a time zone, not {eta!r:.80}")
     if eta.utcoffset() is None:
-        raise OptionError(f"eta {eta} has no time zone: give it one, as in datetime.now(UTC) + timedelta(hours=1)")
+        raise OptionError(f"{name} {eta} has no time zone: give it one, as in datetime.now(UTC) + timedelta(hours=1)")
     due_ms = -((_EPOCH - eta) // timedelta(milliseconds=1))
     now_ms = time.time_ns() // 1_000_000
     if due_ms > now_ms + LONGEST_DELAY_MS:
-        raise OptionError(f"eta {eta} is more than 100 years away")
+        raise OptionError(f"{name} {eta} is more than 100 years away")
     if past is Past.ALLOWED:
         return b"%d" % max(0, due_ms)
     if due_ms < now_ms and past is Past.REFUSED:
-        raise OptionError(f"eta {eta} is past")
+        raise OptionError(f"{name} {eta} is past")
     return b"=%d" % max(0, due_ms)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from kombu import Connection, Producer
 
-from bridge.protocol.headers import BundledRun, RunHead, bundled_runs, first_fence, first_head, lost_text
+from bridge.protocol.headers import BundledRun, OwnRules, RunHead, bundled_runs, first_fence, first_head, lost_text
 from bridge.protocol.names import (
     BUNDLE_TASK,
     HEADER_ALONE,
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 #: How each Celery message begins, up to the fence base.
 OPENING = f'{{"headers":{{"{HEADER_BASE}":'
+
+#: Celery's header of a message without time limits of its own.
+NO_LIMITS = b'"timelimit":[null,null]'
 
 #: Characters of a payload that are shown in Flower.
 SHOWN = 120
@@ -74,10 +77,11 @@ class Envelopes:
         lost: LostAttempt | None = None,
         *,
         alone: bool = False,
+        own: OwnRules | None = None,
     ) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message.
 
-        ``alone``: the worker gives it back, unless it has nothing of its other lanes.
+        ``alone``: the worker gives it back, unless it has nothing of its other lanes. ``own``: its own options.
         """
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
@@ -89,6 +93,10 @@ class Envelopes:
         if alone:
             runs += b',"%b":1' % HEADER_ALONE.encode()
         parts = self._template(message.task, queue, incarnation)
+        if own is not None:
+            runs += b"," + own.text()
+            if own.timeout_ms is not None:
+                parts = [part.replace(NO_LIMITS, own.time_limits(), 1) for part in parts]
         quoted = message.id.encode() + self._id_suffix
         return b"".join(
             (

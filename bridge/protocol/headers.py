@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from bridge.protocol.names import HEADER_BASE, HEADER_LOST, HEADER_RUNS
+from bridge.protocol.names import HEADER_BASE, HEADER_LOST, HEADER_OWN, HEADER_RUNS
 from bridge.routing.messages import Message
 from bridge.routing.records import LostAttempt, lost_row
 
@@ -53,6 +53,37 @@ class BundledRun(NamedTuple):
             b'["%b%b",%b,%b]' % (m.id.encode(), id_suffix, _quoted_task(m.task), m.payload) for m in messages
         )
         return b"[%b,%d,%d,[%b]]" % (ticket, offset, attempt, items)
+
+
+class OwnRules(NamedTuple):
+    """The options of a message that its worker goes by, in place of its task's."""
+
+    max_attempts: int | None
+    timeout_ms: int | None
+    #: Unix ms. None also for a message that was begun before.
+    expires_ms: int | None
+    #: The task's soft time limit, in seconds. Not in the header.
+    soft_limit: float | None = None
+
+    def text(self) -> bytes:
+        """The header `HEADER_OWN` with its name, as JSON."""
+        return b'"%b":%b' % (HEADER_OWN.encode(), orjson.dumps(self[:3]))
+
+    def time_limits(self) -> bytes:
+        """Celery's header ``timelimit`` with its name, as JSON. Celery begins the hard limit when the soft one strikes.
+
+        So the soft one is not longer.
+        """
+        assert self.timeout_ms is not None
+        hard = self.timeout_ms / 1000
+        soft = hard if self.soft_limit is not None and self.soft_limit > hard else None
+        return b'"timelimit":' + orjson.dumps([hard, soft])
+
+
+def own_rules(headers: Mapping[str, Any]) -> OwnRules | None:
+    """The options of a message that travels alone; None: it has none that its worker goes by."""
+    values = headers.get(HEADER_OWN)
+    return None if values is None else OwnRules(*values)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from celery import Celery
@@ -62,6 +63,15 @@ app.task(bind=True, name="refusing.answer")(deliver)
 app.task(
     bind=True, name="refusing.eager", ignore_result=True, autoretry_for=(Exception,), retry_kwargs={"countdown": 0}
 )(deliver)
+
+
+@app.task(bind=True, name="refusing.sleep", ignore_result=True)
+def sleep(self: Any, ticket_id: str, payload: float) -> None:
+    """Notes that it began, and when it ended."""
+    redis.rpush(f"began:{ticket_id}", self.ticket.attempt)
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload)
+    time.sleep(payload)
+    redis.rpush(f"ended:{ticket_id}", self.ticket.attempt)
 
 
 @app.task(name="refusing.call")

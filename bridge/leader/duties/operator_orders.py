@@ -241,4 +241,6 @@ class OperatorOrders:
         ticket = lane.tickets.get(message.ticket)
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
             return "it is not dead: it waits or runs"
+        if message.options is not None and message.options.has_expired(lane.now_ms()):
+            return "it has expired; push it again"
         return message

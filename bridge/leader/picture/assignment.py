@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from bridge.leader.picture.capacity import Room, Tasks
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.ready import queue_by_turn
 from bridge.routing.messages import Message
 from bridge.routing.policies import PolicyName, Ring, Rings
 
@@ -171,6 +172,8 @@ class Assignment:
         ticket.consumer = consumer
         if ticket.turn <= 0:
             consumer.ready.appendleft(ticket)
+        elif self._lane.has_priorities:
+            queue_by_turn(consumer.ready, ticket)
         else:
             consumer.ready.append(ticket)
         self._lane.crowded[consumer] = None

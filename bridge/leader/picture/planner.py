@@ -24,6 +24,7 @@ from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.picture.suspects import Isolation
 from bridge.leader.picture.ticket_records import AWAITING
 from bridge.protocol.envelope import OPENING, Envelopes, Run
+from bridge.protocol.headers import OwnRules
 from bridge.routing import records
 from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.messages import Message
@@ -47,8 +48,16 @@ PLAIN_AHEAD_MS = 20.0
 class Planner:
     """Plans one lane."""
 
-    def __init__(self, lane: Lane, envelopes: Envelopes, traits: Callable[[str], TaskTraits]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        envelopes: Envelopes,
+        traits: Callable[[str], TaskTraits],
+        expire: Callable[[Ticket, Batch], None] | None = None,
+    ) -> None:
         self._lane = lane
+        #: Makes the oldest message of a ticket, which has expired, a dead letter.
+        self._expire = expire
         #: The same, when its stream has other versions.
         self._chained = lane if isinstance(lane, ChainedLane) else None
         self._envelopes = envelopes
@@ -107,7 +116,18 @@ class Planner:
             and service_ms <= 2 * self._bundle_ms
             and message.task in self._lane.service_ms
             and self._traits(message.task).bundled
+            and (message.options is None or not message.options.alone)
         )
+
+    def _expired(self, consumer: Consumer, ticket: Ticket, head: Message, batch: Batch, now_ms: int) -> bool:
+        """Whether the oldest message has expired before it began. Then it is a dead letter now."""
+        if head.options is None or not head.options.has_expired(now_ms) or ticket.begun or self._expire is None:
+            return False
+        self._expire(ticket, batch)
+        # The ticket may have other messages, and the consumer has room. That is for the next step: many may expire.
+        self._lane.room_changed[consumer] = None
+        self._assignment.room.left_some = True
+        return True
 
     # -- packing into parcels ----------------------------------------------------------------------------------------
 
@@ -119,6 +139,8 @@ class Planner:
         for ticket in tickets:
             ticket.queued = False
             head = ticket.waiting[0]
+            if head.options is not None and self._expired(consumer, ticket, head, batch, now_ms):
+                continue
             service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
             # A message that was cut off goes alone: its rollback runs first, and must not delay other messages.
             bundled = ticket.lost is None and self._bundled(head, service)
@@ -227,7 +249,10 @@ class Planner:
                 first = runs[0][0]
                 # Not each time: other lanes may have work there without end.
                 alone = first.suspect and random.random() < ALONE_SHARE
-                text = self._envelopes.plain(*to_whom, messages[0], offset, attempt, doubt, first.lost, alone=alone)
+                own = None if messages[0].options is None else self._own_rules(first, messages[0])
+                text = self._envelopes.plain(
+                    *to_whom, messages[0], offset, attempt, doubt, lost=first.lost, alone=alone, own=own
+                )
             else:
                 text = self._envelopes.bundle(*to_whom, packed, self._limits(packed))
         except Exception as exc:
@@ -250,9 +275,23 @@ class Planner:
         opening = f"{OPENING}{ticket.fence}".encode()
         if len(run) == 1:
             details = (run[0], 0, ticket.attempt, True, ticket.lost)
-            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *details)
+            own = self._own_rules(ticket, run[0])
+            return opening + self._envelopes.plain(consumer.incarnation, consumer.queue, *details, own=own)
         packed = [Run(ticket.id, 0, ticket.attempt, True, run)]
         return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
+
+    def _own_rules(self, ticket: Ticket, message: Message) -> OwnRules | None:
+        """The options of a message that its worker goes by. Of two time limits the smaller one holds."""
+        options = message.options
+        if options is None or not options.alone:
+            return None
+        timeout_ms = options.timeout_ms
+        hard, soft = self._traits(message.task).limits
+        if timeout_ms is not None and hard:
+            timeout_ms = min(timeout_ms, int(hard * 1000))
+        # A message that was begun does not expire any more.
+        expires_ms = None if ticket.begun else options.expires_ms
+        return OwnRules(options.max_attempts, timeout_ms, expires_ms, soft)
 
     def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
         """The time limits of a bundle: the smallest limits of its tasks, plus a grace time for the bundle itself."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.backoffs import Resting
 from bridge.leader.picture.flight import Flight
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.stranded import Stranded
+from bridge.routing.message_options import HIGHEST_PRIORITY
 from bridge.routing.policies import PolicyName
 
 if TYPE_CHECKING:
@@ -20,6 +23,15 @@ if TYPE_CHECKING:
 ENOUGH_MESSAGES = 4000
 #: Tickets ready for dispatch, for each slot of the consumers. With more than this, the leader stops reading.
 READY_PER_SLOT = 128
+#: How many tickets of priority 0 one of priority 1 goes before, at most; one of priority 9, nine times as many.
+PASSED_PER_PRIORITY = 1000
+
+_turn_of = attrgetter("turn")
+
+
+def queue_by_turn(ready: deque[Ticket], ticket: Ticket) -> None:
+    """Puts ``ticket`` before the tickets whose turn is later than its own."""
+    ready.insert(bisect_right(ready, ticket.turn, key=_turn_of), ticket)
 
 
 class Ready(Flight):
@@ -40,7 +52,10 @@ class Ready(Flight):
         #: Heap of tickets that wait for the end of a backoff: (due ms, sequence, ticket).
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
-        self._turn = 0
+        # A turn less what a priority takes off it is still above 0, which stands for tickets that go first.
+        self._turn = PASSED_PER_PRIORITY * HIGHEST_PRIORITY
+        #: Whether a ticket was queued by a priority: then tickets of a queue are not in the order in which they came.
+        self.has_priorities = False
         #: Tickets whose oldest message no consumer here can run.
         self.stranded = Stranded(self, self.queue_again)
         #: Tickets that wait for the end of a backoff, with no message in memory.
@@ -115,7 +130,13 @@ class Ready(Flight):
             ready.appendleft(ticket)
         else:
             ticket.turn = self._turn
-            ready.append(ticket)
+            options = ticket.waiting[0].options
+            if options is not None and options.priority:
+                self.has_priorities = True
+                ticket.turn -= options.priority * PASSED_PER_PRIORITY
+                queue_by_turn(ready, ticket)
+            else:
+                ready.append(ticket)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
         """The open consumer with that name that can run ``task``.

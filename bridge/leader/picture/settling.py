@@ -22,6 +22,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
+from bridge.routing.message_options import EXPIRED
 from bridge.routing.messages import Message, Refused
 from bridge.routing.records import LostAttempt
 
@@ -175,7 +176,7 @@ class Settling:
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
         batch.count("failed")
         attempt = ticket.attempt
-        last = attempt >= self._max_attempts(message.task)
+        last = attempt >= self._attempts_of(message)
         over = outcome.kind is Kind.DEAD or last or not message.payload
         circuit_open = charged = False
         if outcome.kind is not Kind.DEAD and message.payload:
@@ -216,6 +217,10 @@ class Settling:
         batch.acknowledged.append(message.id)
         if not message.payload:
             reason = Refused.TRIMMED.value
+        elif outcome.kind is Kind.DEAD and outcome.error == EXPIRED:
+            # Its worker found that out.
+            reason = EXPIRED
+            batch.count("expired")
         elif outcome.kind is Kind.DEAD:
             reason = "asked not to come again"
         elif not reason:
@@ -260,7 +265,16 @@ class Settling:
     def exhausted(self, ticket: Ticket) -> bool:
         """Whether the oldest waiting message has no attempt left, or no payload: its entry is gone."""
         message = ticket.waiting[0]
-        return not message.payload or (ticket.begun and ticket.attempt > self._max_attempts(message.task))
+        return not message.payload or (ticket.begun and ticket.attempt > self._attempts_of(message))
+
+    def expire(self, ticket: Ticket, batch: Batch) -> None:
+        """The oldest waiting message has not begun, and has expired: it goes to the dead letters."""
+        batch.count("expired")
+        self.give_up(ticket, batch, "", EXPIRED)
+
+    def _attempts_of(self, message: Message) -> int:
+        own = None if message.options is None else message.options.max_attempts
+        return self._max_attempts(message.task) if own is None else own
 
     def _take_back(self, ticket: Ticket, batch: Batch) -> None:
         batch.given_back += [message.id for message in ticket.run]

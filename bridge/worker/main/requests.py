@@ -28,7 +28,7 @@ from celery.platforms import signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
 
-from bridge.protocol.headers import first_fence, heads_of
+from bridge.protocol.headers import first_fence, heads_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.pool.calls import cut_off_in
@@ -189,10 +189,16 @@ class BridgeRequest(_Base):
                 # For a message that travelled alone Celery reports this itself.
                 if self.carries_many:
                     self._notice_of(one, exc).revoked(terminated=True)
-            elif became is Kind.INTERRUPTED or one.attempt < self.member.max_attempts(self._app.tasks[one.task]):
+            elif became is Kind.INTERRUPTED or one.attempt < self._max_attempts(one):
                 self._notice_of(one, exc).retried()
             else:
                 self._notice_of(one, exc).failed()
+
+    def _max_attempts(self, one: CarriedMessage) -> int:
+        own = own_rules(self._request_dict)
+        if own is not None and own.max_attempts is not None:
+            return own.max_attempts
+        return self.member.max_attempts(self._app.tasks[one.task])
 
     def _write_outcomes(self, kind: Kind, exc: BaseException, running: int) -> None:
         """Writes the outcomes of the messages, and ends the request. ``running``: the fence that ran; 0: none."""

@@ -16,8 +16,8 @@ from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
 from celery.worker.state import task_reserved
 
-from bridge.protocol.headers import first_fence
-from bridge.protocol.names import BUNDLE_TASK, HEADER_ALONE, HEADER_BASE, HEADER_INCARNATION, HEADER_REQUEST
+from bridge.protocol.headers import first_fence, own_rules
+from bridge.protocol.names import BUNDLE_TASK, HEADER_ALONE, HEADER_BASE, HEADER_INCARNATION, HEADER_OWN, HEADER_REQUEST
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.ticket_requests import TicketRequest
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: Whether it was logged that the pool cannot stop a task.
+_said = False
 #: The members (the bridge's part of this worker process). They are set at start.
 _members: Members | None = None
 
@@ -99,6 +101,8 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             # The message came with kombu's last read. The pool is closing, and might drop it without a report.
             member.decline(headers, message.body)
             return None
+        if HEADER_OWN in headers and not member.can_end:
+            _say_that_nothing_stops(headers)
         request = request_cls(
             message,
             # The queue is consumed without acknowledgements. Kombu would still make a round trip for each one.
@@ -136,6 +140,19 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
 
     return handle
+
+
+def _say_that_nothing_stops(headers: Any) -> None:
+    """Logs once that the pool of this worker cannot stop a message at its time limit."""
+    global _said
+    rules = own_rules(headers)
+    if _said or rules is None or rules.timeout_ms is None:
+        return
+    _said = True
+    logger.warning(
+        "message %s has a timeout, and this pool cannot stop a task: one that takes too long fails when it ends",
+        headers["id"],
+    )
 
 
 def _others(member: Member) -> Iterator[Member]:

@@ -11,6 +11,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 
 if TYPE_CHECKING:
     from bridge.app.context import TicketContext
+    from bridge.protocol.headers import OwnRules
     from bridge.routing.records import LostAttempt
     from bridge.worker.pool.states import State
 
@@ -39,6 +40,7 @@ class Delivery:
         "kwargs",
         "lost",
         "message_id",
+        "own",
         "service_ms",
         "started_us",
         "state",
@@ -56,6 +58,7 @@ class Delivery:
         args: list[Any],
         kwargs: dict[str, Any],
         lost: LostAttempt | None = None,
+        own: OwnRules | None = None,
     ) -> None:
         self.ticket = ticket
         self.message_id = message_id
@@ -65,6 +68,8 @@ class Delivery:
         self.args = args
         self.kwargs = kwargs
         self.lost = lost
+        #: The message's own options; None: it has none that matter here.
+        self.own = own
         self.context: TicketContext | None = None
         #: The ticket's state; None: it must be read, or the task has none.
         self.state: State | None = None

@@ -36,11 +36,12 @@ from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.state_home import versions_of
 from bridge.app.task import has_expired, retry_delay_ms
-from bridge.protocol.headers import first_head, lost_of
+from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.history import WHY_CHARS
+from bridge.routing.message_options import EXPIRED
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import one_line
 from bridge.worker.pool.celery_notices import CeleryNotice
@@ -125,10 +126,15 @@ class Execution:
             if not task.ignore_result:
                 task.backend.mark_as_revoked(delivery.message_id, "expired")
             return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
+        own = delivery.own
+        if own is not None and own.expires_ms is not None and time.time() * 1000 >= own.expires_ms:
+            if not task.ignore_result:
+                task.backend.mark_as_revoked(delivery.message_id, "expired")
+            return delivery.outcome(Kind.DEAD, EXPIRED), ignored("expired")
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
-        max_attempts = task.bridge_max_attempts or self.lane.max_attempts
+        max_attempts = self._max_attempts(task, own)
         context = TicketContext(
             delivery.ticket,
             delivery.message_id,
@@ -147,6 +153,8 @@ class Execution:
                 self._give_state(delivery, context, incarnation)
             except LeaseOver:
                 return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the state was read")
+        if own is not None and own.timeout_ms is not None:
+            context.deadline = time.monotonic() + own.timeout_ms / 1000
         delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
         info: Any
@@ -169,6 +177,11 @@ class Execution:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
         return self._failure(delivery, result), (1, result, runtime)
+
+    def _max_attempts(self, task: Any, own: OwnRules | None) -> int:
+        if own is not None and own.max_attempts is not None:
+            return own.max_attempts
+        return int(task.bridge_max_attempts or self.lane.max_attempts)
 
     def _dropped(self, delivery: Delivery, drop: Drop) -> Outcome:
         reason = one_line(drop.reason, WHY_CHARS)
@@ -272,7 +285,7 @@ class Execution:
         if task is None:
             return
         notice = CeleryNotice(task, Context(request), WorkerLostError(CUT_OFF), None)
-        if asked or delivery.attempt < (task.bridge_max_attempts or self.lane.max_attempts):
+        if asked or delivery.attempt < self._max_attempts(task, delivery.own):
             notice.retried()
         else:
             notice.failed()
@@ -291,7 +304,9 @@ class Execution:
             unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
             self.writer.write(incarnation, [unread])
             return failed(ValueError(unread.error))
-        delivery = Delivery(run.ticket, message_id, fence, run.attempt, task, args, kwargs, lost_of(request))
+        delivery = Delivery(
+            run.ticket, message_id, fence, run.attempt, task, args, kwargs, lost_of(request), own_rules(request)
+        )
         with self.row(fence) as row:
             # The fence is noted before the lease and the recall are checked: see `bridge.worker.pool.bundles`.
             self.shared.note_running(row, fence)

@@ -10,6 +10,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from bridge.protocol.envelope import Run
+from bridge.protocol.headers import OwnRules
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key as key_of_id
@@ -34,11 +35,12 @@ class FakeEnvelopes:
         offset: int,
         attempt: int,
         doubt: bool,
-        _lost: Any = None,
+        lost: Any = None,
         *,
         alone: bool = False,
+        own: OwnRules | None = None,
     ) -> bytes:
-        del alone
+        del lost, alone, own
         listed = [[message.ticket, offset, attempt, doubt, [message.id]]]
         return json.dumps(["plain", incarnation, listed, None]).encode()
 
@@ -82,11 +84,13 @@ class Store(ReferenceLane):
     def dead(self) -> list[str]:
         return list(self.letters)
 
-    def push(self, ticket: str, task: str, payload: bytes) -> str:
+    def push(self, ticket: str, task: str, payload: bytes, **options: int) -> str:
         id_ = f"{len(self.entries) // 3 + 1}-{len(self.entries) % 3}"
         self.owners[id_] = ticket
         self.ids_of.setdefault(ticket, []).append(id_)
         self.entries[id_] = [b"ticket_id", ticket.encode(), b"task", task.encode(), b"payload", payload]
+        for name, value in options.items():
+            self.entries[id_] += [name.encode(), b"%d" % value]
         return id_
 
     def unread(self) -> list[str]:

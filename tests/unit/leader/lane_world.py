@@ -100,7 +100,7 @@ class LaneWorld:
             parks=lambda _task: self.settings.on_dead == "park",
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
-        self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__)
+        self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__, self.settling.expire)
         #: There are no manual changes here.
         self.manual_changes = cast("Any", SimpleNamespace(mend_taken=lambda: False))
         self.term = Term(
@@ -220,8 +220,10 @@ class LaneWorld:
     def settle_all(self) -> None:
         """Does nothing: outcomes are settled at once here."""
 
-    def push(self, ticket: str, task: str = "short", payload: bytes = b"1", count: int = 1) -> list[str]:
-        return [self.store.push(ticket, task, payload) for _ in range(count)]
+    def push(
+        self, ticket: str, task: str = "short", payload: bytes = b"1", count: int = 1, **options: int
+    ) -> list[str]:
+        return [self.store.push(ticket, task, payload, **options) for _ in range(count)]
 
     def hand_out(self, count: int = 1000) -> None:
         """The server answers a blocking read. The master has not read the answer yet."""

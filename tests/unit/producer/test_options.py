@@ -34,8 +34,15 @@ SOON_MS = -((datetime(1970, 1, 1, tzinfo=UTC) - SOON) // timedelta(milliseconds=
         ({"eta": SOON}, {"due": b"=%d" % SOON_MS}),
         ({"eta": SOON.astimezone(timezone(timedelta(hours=-7)))}, {"due": b"=%d" % SOON_MS}),
         ({"eta": SOON, "hold": True}, {"due": b"=%d" % SOON_MS, "hold": b"1"}),
+        ({"max_attempts": None, "timeout": None, "expires": None, "priority": 0}, {}),
+        ({"max_attempts": 3, "priority": 9}, {"max_attempts": b"3", "priority": b"9"}),
+        ({"timeout": 2.5}, {"timeout": b"2500"}),
+        ({"timeout": timedelta(seconds=1), "expires": 60}, {"timeout": b"1000", "expires": b"+60000"}),
+        ({"expires": SOON}, {"expires": b"=%d" % SOON_MS}),
+        ({"expires": 0}, {"expires": b"+0"}),
+        ({"delay": 30, "expires": 31}, {"due": b"+30000", "expires": b"+31000"}),
     ],
-    ids=range(13),
+    ids=range(20),
 )
 def test_options_become_fields(options: dict[str, Any], values: dict[str, bytes]) -> None:
     assert checked_options(options) == values
@@ -63,8 +70,24 @@ def test_options_become_fields(options: dict[str, Any], values: dict[str, bytes]
         ({"eta": SOON, "delay": 1}, ValueError, "delay and eta both"),
         ({"hold": True}, ValueError, "hold=True needs delay or eta"),
         ({"hold": 1, "delay": 1}, TypeError, "hold must be True or False, not 1"),
+        ({"max_attempts": 0}, ValueError, "max_attempts must be from 1 to 1000, it is 0"),
+        ({"max_attempts": 2.0}, TypeError, "max_attempts must be a whole number, not 2.0"),
+        ({"max_attempts": True}, TypeError, "max_attempts must be a whole number"),
+        ({"timeout": 0}, ValueError, "timeout must be more than 0"),
+        ({"timeout": 400 * 86_400}, ValueError, "at most a year"),
+        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds or a timedelta, not '5'"),
+        ({"expires": -1}, ValueError, "expires must not be below 0"),
+        ({"expires": "soon"}, TypeError, "a number of seconds, a timedelta or a datetime, not 'soon'"),
+        ({"expires": SOON.replace(tzinfo=None)}, ValueError, "expires .* has no time zone"),
+        ({"expires": datetime(1, 1, 1, tzinfo=UTC)}, ValueError, "expires .* is past"),
+        ({"delay": 30, "expires": 30}, ValueError, "expires is not after the time when the message is due"),
+        ({"eta": SOON, "expires": SOON}, ValueError, "expires is not after the time when the message is due"),
+        ({"priority": 10}, ValueError, "priority must be from 0 to 9, it is 10"),
+        ({"priority": -1}, ValueError, "priority must be from 0 to 9"),
+        ({"priority": False}, TypeError, "priority must be a whole number, not False"),
+        ({"priority": 10**5000}, ValueError, "a number of many thousand digits"),
     ],
-    ids=range(19),
+    ids=range(35),
 )
 def test_options_that_cannot_be_are_one_line(options: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(PayloadError, match=said) as raised:

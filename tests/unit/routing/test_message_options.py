@@ -98,3 +98,55 @@ def test_the_first_place_after_one_is_after_it_and_nothing_is_between() -> None:
     assert place_after(id_key("5-0")) == id_key("5-1")
     assert first_id_from(late) == id_key("5001-0")
     assert first_id_from(id_key("5-1")) == id_key("5-1")
+
+
+# -- how it is handled ---------------------------------------------------------------------------------------------
+
+RULES = (b"max_attempts", b"3", b"timeout", b"2500", b"expires", b"5000", b"priority", b"7")
+
+
+def test_the_other_options_are_read_beside_a_payload() -> None:
+    expected = MessageOptions(max_attempts=3, timeout_ms=2500, expires_ms=5000, priority=7)
+    assert message(*RULES).options == expected
+    assert message(*RULES).payload == b"{}"
+    assert message(*RULES).place == id_key("1000-0")
+
+
+def test_without_a_payload_their_names_are_the_users_own() -> None:
+    found = message(*RULES, payload=False)
+    assert found.options is None
+    assert found.payload == b'{"max_attempts":"3","timeout":"2500","expires":"5000","priority":"7"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((b"max_attempts", value) for value in (b"0", b"1001", b"-1", b"", b"three")),
+        *((b"timeout", value) for value in (b"0", b"1.5", b"9" * 13)),
+        *((b"expires", value) for value in (b"soon", b"%d" % (1001 + FURTHEST_MS), b" 1")),
+        *((b"priority", value) for value in (b"10", b"high", b"+1", b"\xff")),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_the_name_and_the_bounds(name: bytes, value: bytes) -> None:
+    found = parsed(name, value)
+    assert isinstance(found, Refusal)
+    assert found.reason is Refused.BAD_OPTION
+    assert found.detail.startswith(f"{name.decode()} is not a whole number from ")
+
+
+def test_an_option_that_is_there_twice_is_refused() -> None:
+    found = parsed(b"priority", b"1", b"priority", b"1")
+    assert isinstance(found, Refusal)
+    assert found.reason is Refused.TWICE
+
+
+def test_a_message_with_a_rule_for_its_worker_travels_alone() -> None:
+    assert all(one.alone for one in (MessageOptions(max_attempts=1), MessageOptions(timeout_ms=1)))
+    assert MessageOptions(expires_ms=1).alone
+    assert not MessageOptions(due_ms=5, hold=True, priority=9).alone
+
+
+def test_a_message_expires_at_its_time() -> None:
+    options = MessageOptions(expires_ms=5000)
+    assert [options.has_expired(now) for now in (4999, 5000, 5001)] == [False, True, True]
+    assert not MessageOptions(priority=1).has_expired(10**15)

@@ -65,6 +65,7 @@ REFUSALS: dict[str, tuple[Refused, tuple[bytes, ...], dict[str, Any]]] = {
     "a task not UTF-8": (Refused.UNKNOWN_TASK, (b"ticket_id", b"T", b"task", b"\xff", b"payload", b"1"), {}),
     "no task": (Refused.NO_TASK, (b"ticket_id", b"T", b"payload", b"1"), {"default": None}),
     "a bad due time": (Refused.BAD_DUE, (b"ticket_id", b"T", b"payload", b"1", b"due", b"soon"), {}),
+    "a bad option": (Refused.BAD_OPTION, (b"ticket_id", b"T", b"payload", b"1", b"priority", b"high"), {}),
     "deleted from the stream": (Refused.TRIMMED, (), {}),
 }
 

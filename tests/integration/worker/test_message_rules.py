@@ -1,0 +1,128 @@
+"""Options of one message with real workers: its attempts, its time limit, its expiry, its priority."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.routing.history import read_entry, rows_in
+from bridge.routing.message_options import EXPIRED
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.lanes import QUICK, LaneUnderTest
+
+MODULE = "tests.apps.refusing"
+
+
+class Rules(LaneUnderTest):
+    def start(self, pool: str = "prefork", concurrency: int = 1) -> Any:
+        self.nodes.master("m1", app=MODULE, env=self.env, ready_text="standing by")
+        arguments = (f"--concurrency={concurrency}", f"--pool={pool}", *QUICK)
+        worker = self.nodes.worker("w1", app=MODULE, arguments=arguments, env=self.env)
+        self.wait_consumers(1)
+        return worker
+
+    def add(self, ticket: str, payload: str, task: str = "refusing.sleep", **options: int) -> str:
+        fields: dict[Any, Any] = {"ticket_id": ticket, "task": task, "payload": payload, **options}
+        id_: Any = self.redis.xadd(self.keys.stream, fields)
+        return str(id_)
+
+    def noted(self, name: str) -> list[str]:
+        found: Any = self.redis.lrange(name, 0, -1)
+        return list(found)
+
+    def letter(self, message_id: str) -> dict[str, str]:
+        def found() -> list[dict[str, str]]:
+            return [one for one in self.dead_letters() if one["message_id"] == message_id]
+
+        [letter] = wait_until(found, description=f"the dead letter of {message_id}", timeout_s=30)
+        return letter
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Rules:
+    return Rules(nodes, own_server, tmp_path)
+
+
+def test_a_task_that_runs_past_the_time_of_its_message_is_stopped_and_charged(lane: Rules) -> None:
+    lane.start()
+    began = time.monotonic()
+    late = lane.add("T", "30", timeout=500, max_attempts=2)
+    after = lane.add("T", "0", timeout=20_000)
+    lane.wait_done(2)
+    assert time.monotonic() - began < 20
+    letter = lane.letter(late)
+    assert letter["reason"] == "gave up after 2 attempts"
+    assert letter["error"] == "TimeLimitExceeded: TimeLimitExceeded(0.5,)"
+    assert after != late
+    assert (lane.noted("began:T"), lane.noted("ended:T")) == (["1", "2", "1"], ["1"])
+    assert lane.log("T") == [0]
+    lane.assert_at_rest()
+
+
+def test_where_the_pool_cannot_stop_a_task_it_fails_when_it_ends_and_the_worker_says_so(lane: Rules) -> None:
+    worker = lane.start("threads")
+    late = lane.add("T", "1", timeout=100, max_attempts=2)
+    lane.add("T", "0", timeout=20_000)
+    lane.wait_done(2)
+    assert "TimeLimitExceeded" in lane.letter(late)["error"]
+    assert (lane.noted("began:T"), lane.noted("ended:T")) == (["1", "2", "1"], ["1", "2", "1"])
+    assert lane.log("T") == [0]
+    assert worker.logs().count("this pool cannot stop a task") == 1
+    lane.assert_at_rest()
+
+
+def test_a_message_that_expires_while_it_waits_for_its_worker_is_dead_by_the_same_rule(lane: Rules) -> None:
+    lane.start()
+    # It takes the only process. The next message was sent to the worker before it expires, and begins after it.
+    lane.add("busy", "2.5")
+    wait_until(lambda: lane.noted("began:busy"), description="the task to begin")
+    now_ms = int(time.time() * 1000)
+    sent, behind = lane.add("A", "0", expires=now_ms + 1000), lane.add("busy", "0", expires=now_ms + 1000)
+    never = lane.add("B", "0", expires=now_ms - 1)
+    runs = lane.add("C", "0", expires=now_ms + 60_000)
+    lane.wait_done(5)
+    assert {lane.letter(id_)["reason"] for id_ in (sent, behind, never)} == {EXPIRED}
+    assert lane.count("expired") == 3
+    assert lane.count("done") == 2
+    assert lane.noted("began:C") == ["1"]
+    assert runs not in {letter["message_id"] for letter in lane.dead_letters()}
+    lane.assert_at_rest()
+
+
+def test_a_bad_option_is_a_dead_letter_that_says_which(lane: Rules) -> None:
+    lane.start()
+    bad = lane.add("T", "0", priority=10)
+    lane.add("T", "0", max_attempts=2, priority=9)
+    lane.wait_done(2)
+    letter = lane.letter(bad)
+    assert letter["reason"] == "an option of the message cannot be read"
+    assert letter["error"] == "priority is not a whole number from 0 to 9"
+    assert lane.noted("began:T") == ["1"]
+
+
+def test_a_ticket_with_a_higher_priority_is_handled_before_those_that_wait_longer(lane: Rules) -> None:
+    for n in range(40):
+        lane.add(f"low{n}", "0.02")
+    for n in range(5):
+        lane.add(f"high{n}", "0.02", priority=5)
+    lane.start()
+    wait_until(lambda: lane.count("done") == 45, description="all messages to end", timeout_s=30)
+    done: Any = lane.redis.execute_command("KEYS", "ended:*")
+    assert len(done) == 45
+    # The leader read all of them before the worker came.
+    place = {ticket: at for at, ticket in enumerate(_order(lane))}
+    assert max(place[f"high{n}"] for n in range(5)) < min(place[f"low{n}"] for n in range(10, 40))
+
+
+def _order(lane: Rules) -> list[str]:
+
+    found: Any = lane.redis.xrange(lane.keys.history)
+    rows = []
+    for id_, fields in found:
+        rows += read_entry(id_, rows_in([name.encode() for pair in fields.items() for name in pair]))
+    return [row.ticket for row in sorted(rows, key=lambda row: row.started_us)]
