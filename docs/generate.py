@@ -28,6 +28,7 @@ from bridge.cli.main import cli  # noqa: E402
 from bridge.routing import errors, keys  # noqa: E402
 from bridge.settings import app as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
 from bridge.settings.config_keys import PREFIX  # noqa: E402
+from bridge.settings.schedule import Scheduled  # noqa: E402
 
 BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->\n", re.DOTALL)
 
@@ -130,6 +131,13 @@ def settings() -> str:
     return "\n".join(parts)
 
 
+def schedule_entry() -> str:
+    """The keys of an entry of `bridge_schedule`."""
+    return table(
+        ["key", "meaning"], [[f"`{name}`", prose(f.description)] for name, f in Scheduled.model_fields.items()]
+    )
+
+
 # -- Commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -191,8 +199,8 @@ def lane_keys() -> str:
 
 
 def master_keys() -> str:
-    """The keys with which the masters of a stream share its lanes."""
-    made = [(of("STREAM"), of) for of in (keys.masters, keys.masters_stand)]
+    """The keys with which the masters of a stream share its lanes, and push its schedule."""
+    made = [(of("STREAM"), of) for of in (keys.masters, keys.masters_stand, keys.schedule_key)]
     return table(["key", "what it is"], [[f"`{key}`", prose(inspect.getdoc(of) or "")] for key, of in made])
 
 
@@ -251,6 +259,7 @@ def audit_checks() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
+    "schedule entry": schedule_entry,
     "keys of a lane": lane_keys,
     "keys of masters": master_keys,
     "keys of versions": version_keys,

@@ -227,6 +227,7 @@ class LaneKeys:
             self.unserved: "leader",
             follows_key(self.stream): "leader",
             newer_key(self.stream): "leader",
+            schedule_key(self.stream): "leader",
         }
         if key in fixed:
             return fixed[key]
@@ -302,6 +303,16 @@ def retired_key(stream: str) -> str:
     deletes them.
     """
     return f"{_tagged(stream)}/retired"
+
+
+def schedule_key(stream: str) -> str:
+    """Hash ``<app>/<entry>`` -> ``<Unix ms> <times>``: the last tick of each entry of ``bridge_schedule``; of one that
+    has not ticked, when a leader saw it first.
+
+    The leader that pushes the ticks writes the fields, and deletes those of entries that the app does not have any
+    more. ``bridge stream retire`` deletes the hash.
+    """
+    return f"{_tagged(stream)}/schedule"
 
 
 # Keys of writes from Spark, and of pushes with an idempotency key. They belong to a stream and not to a lane, because a

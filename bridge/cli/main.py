@@ -43,13 +43,14 @@ COMMANDS = {
     "delayed": "bridge.cli.commands.delayed:delayed",
     "subscription": "bridge.cli.commands.subscription:subscription",
     "stream": "bridge.cli.commands.stream:stream",
+    "schedule": "bridge.cli.commands.schedule:schedule",
     "audit": "bridge.cli.commands.audit:audit",
     "acl": "bridge.cli.commands.acl:acl",
     "spark": "bridge.cli.commands.spark:spark",
 }
 
 #: The commands that are about the app, and not about one of its subscriptions. Those of Spark take it themselves.
-WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "spark")
+WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "schedule", "spark")
 #: The commands that take an older version of the stream.
 OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "delayed", "audit", "status")
 

@@ -31,6 +31,7 @@ from bridge.master.layout_watch import LayoutWatch
 from bridge.master.leads import Leads
 from bridge.master.older_streams import look_at_older
 from bridge.master.refusals import refuse_lane
+from bridge.master.schedule import Schedule
 from bridge.master.sleepers import Sleepers
 from bridge.routing.errors import ConfigurationError
 
@@ -122,6 +123,10 @@ class Lineup:
             outage=outages.party(),
             health=self._loops[0],
         )
+        newest = sorted(
+            (lane for lane in all_lanes if not lane.newer), key=lambda lane: (lane.name, lane.partition or 0)
+        )
+        self._schedule = Schedule(app, self._lanes, [lane.settings.keys.leader for lane in newest])
 
     def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
         return self._announce if alone else partial(_announce_of, self._announce, title)
@@ -134,6 +139,7 @@ class Lineup:
     def stop(self) -> None:
         """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
+        self._schedule.stop()
         self._leads.stop()
 
     def run(self, healthy: Callable[[], None]) -> None:
@@ -146,6 +152,7 @@ class Lineup:
         self._announce(f"master {self._holder}: stream {self._stream}, group {groups}; standing by")
         self._sleepers.start()
         self._leads.start()
+        self._schedule.start()
         try:
             while not self._stop.wait(EVERY_S):
                 if self._turns():

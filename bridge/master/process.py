@@ -34,6 +34,7 @@ from bridge.link.connections import UNAVAILABLE, why_unreachable, without_passwo
 from bridge.link.health import Health
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lineup import Lineup
+from bridge.master.schedule_entries import entries_of
 from bridge.routing.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Master:
         app.finalize()
         adopt_all(app)
         check_tasks(app)
+        # What is refused changes nothing.
+        entries_of(app)
         self._lineup = Lineup(app, announce, named)
 
     def stop(self, *_: Any) -> None:

@@ -38,7 +38,7 @@ from bridge.operate.role_commands import (
     commands_in,
     commands_of_scripts,
 )
-from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix, retired_key
+from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix, retired_key, schedule_key
 from bridge.routing.versions import FOLLOW
 from bridge.settings.address import database_of, parsed
 
@@ -130,7 +130,8 @@ def access(
         return _access(role, (*names, *split_or_not, *archived), (), OWN[role])
     if role is Role.OPERATOR:
         notes = [literal(retired_key(name)) for name in versions]
-        return _access(role, (*lane, *split_or_not, *older_ones, *notes), (), OWN[role])
+        schedule = literal(schedule_key(keys.stream))
+        return _access(role, (*lane, *split_or_not, *older_ones, *notes, schedule), (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
@@ -142,7 +143,8 @@ def access(
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
         if older:
             commands |= {*commands_in(FOLLOW.text), "xrevrange"}
-        own = (*lane, *split_or_not, *older_ones, share, *chain, *BINDINGS, "celeryev.*")
+        schedules = [literal(schedule_key(name)) for name in versions]
+        own = (*lane, *split_or_not, *older_ones, share, *chain, *schedules, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]

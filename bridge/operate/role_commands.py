@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from functools import cache
 
-from bridge.routing import effects, leadership, membership, producing, pushes, retention, transitions
+from bridge.routing import effects, leadership, membership, producing, pushes, retention, ticks, transitions
 from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
@@ -30,7 +30,7 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, retention),
+    Role.MASTER: (leadership, transitions, retention, ticks),
     Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
 }

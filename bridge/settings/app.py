@@ -17,6 +17,7 @@ from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.lag import LagLimit
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
+from bridge.settings.schedule import Scheduled, check_names
 from bridge.settings.subscriptions import OWN, check_name, read_subscriptions, with_group
 from bridge.settings.versions import OlderVersion, check_follows, read_follows
 
@@ -64,6 +65,11 @@ class Settings(BaseModel):
         "`task`, the default task of its messages (`tasks`, a dict by subscription, where an app has several). A "
         "message waits until no older version has an undone message of its ticket, unread ones included.",
     )
+    schedule: Mapping[str, Scheduled] = Field(
+        default={},
+        description="Recurring messages: a dict from name to entry. An entry has `task`, `ticket` (or a list), "
+        "`payload`, and either `crontab` or `every`; see below. A leader pushes them, each tick once.",
+    )
     serve: tuple[str, ...] | None = Field(
         default=None,
         description="The subscriptions that a worker of this app serves. None: all. The environment variable "
@@ -95,6 +101,11 @@ class Settings(BaseModel):
         le=1_000_000,
         description="Most connections of HTTP clients to one master. More are answered with 503 and closed.",
     )
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _named_entries(cls, value: object) -> object:
+        return check_names(value)
 
     @field_validator("serve", mode="before")
     @classmethod
@@ -210,7 +221,12 @@ def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
             problems.append(message)
             continue
         if error["type"] == "extra_forbidden":
-            models: dict[str, type[BaseModel]] = {"breaker": BreakerLimits, "max_lag": LagLimit, "backoff": Backoff}
+            models: dict[str, type[BaseModel]] = {
+                "breaker": BreakerLimits,
+                "max_lag": LagLimit,
+                "backoff": Backoff,
+                "schedule": Scheduled,
+            }
             fields = models[str(parts[0])].model_fields
             near = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
             problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")

@@ -104,7 +104,7 @@ def test_beat_pushes_messages_with_tickets(stand: MakeStand, frameworks: Environ
     project.start("shop")
     project.program("beat", "celery", "-A", "shop", "beat", "--schedule", str(tmp_path / "schedule"))
 
-    for ticket, word in (("T0", "scheduled"), ("T1", "added")):
+    for ticket, word in (("T0", "scheduled"), ("T1", "added"), ("T2", "own")):
         wait_until(lambda t=ticket: len(project.log(t)) >= 3, description=f"messages of {ticket}", timeout_s=30)  # type: ignore[misc]
         assert set(project.log(ticket)) == {word}
     assert project.dead_letters() == []

@@ -468,6 +468,23 @@ SCRIPT_MUTATIONS = [
         "local code, group = not_done_with(KEYS[1], known)",
         "local code, group",
     ),
+    # -- the schedule ------------------------------------------------------------------------------------------------
+    _script(
+        "a tick is pushed again by the next leader",
+        "promise 4",
+        f"{LUA}/tick.lua",
+        "test_ticks::test_a_tick_that_was_pushed_is_not_pushed_again",
+        "if stored ~= ARGV[4] then",
+        "if false then",
+    ),
+    _script(
+        "who leads no more pushes a tick",
+        "I8",
+        f"{LUA}/tick.lua",
+        "test_ticks::test_only_a_leader_pushes",
+        "if redis.call('GET', KEYS[2 + leaders]) ~= ARGV[2] then",
+        "if false then",
+    ),
     # -- promise 5 ---------------------------------------------------------------------------------------------------
     _script(
         "a death notice does not count messages of other lanes",

@@ -12,7 +12,7 @@ from bridge.stack.embedded import EmbeddedServer
 from tests.integration.pages.test_tutorial import Reader, steps
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto"
-PAGES = ["pending.md"]
+PAGES = ["pending.md", "schedule.md"]
 
 
 @pytest.fixture

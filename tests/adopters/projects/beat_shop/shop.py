@@ -13,6 +13,9 @@ app.conf.beat_schedule = {
 }
 
 
+app.conf.bridge_schedule = {"own": {"task": "shop.tick", "ticket": "T2", "payload": "own", "every": 1}}
+
+
 @app.on_after_configure.connect
 def more(sender, **_):
     sender.add_periodic_task(0.5, sender.tasks["bridge.push"].s("shop.tick", "T1", "added"))

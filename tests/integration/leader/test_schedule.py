@@ -1,0 +1,210 @@
+"""Recurring messages with real masters: each tick once, whichever master leads, and whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.routing.keys import schedule_key
+from bridge.routing.ticks import LastTick, read_ticks
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import MasterNode, NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.operate.test_operators import Shop
+
+APP = """
+import os
+from celery import Celery
+import bridge
+
+app = Celery("shop", broker=os.environ["CELERY_BROKER_URL"])
+bridge.install(app)
+app.conf.update(
+    bridge_default_task="shop.work", bridge_leader_lease=1, bridge_lease=2,
+    bridge_schedule=eval(os.environ["SHOP_SCHEDULE"]),
+)
+app.conf.update(eval(os.environ.get("SHOP_MORE", "{}")))
+
+@app.task(bind=True, name="shop.work", ignore_result=True)
+def work(self, ticket_id, payload):
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["at"])
+
+@app.task(bind=True, name="shop.other", ignore_result=True)
+def other(self, ticket_id, payload):
+    pass
+"""
+SECOND = {"task": "shop.work", "ticket": ["T1", "T2"], "tick": "at", "every": 1}
+
+
+class ScheduleShop(Shop):
+    """A lane whose app has a schedule."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path) -> None:
+        super().__init__(nodes, server, folder)
+        (folder / "shop.py").write_text(APP)
+
+    def led_by(self, name: str, entries: dict[str, Any], **more: Any) -> MasterNode:
+        return self.master(name, SHOP_SCHEDULE=repr(entries), SHOP_MORE=repr(more))
+
+    def ticks(self, stream: str = "ticket_stream") -> list[tuple[str, int]]:
+        """(ticket, time of the tick) of each message in the stream."""
+        found: Any = self.redis.xrange(stream)
+        return [(fields["ticket_id"], json.loads(fields["payload"])["at"]) for _, fields in found]
+
+    def stored(self) -> dict[str, LastTick]:
+        return read_ticks(self.redis, "ticket_stream", "shop")
+
+    def wait_ticks(self, count: int) -> None:
+        wait_until(lambda: len(self.ticks()) >= count, description=f"{count} ticks", timeout_s=30)
+
+
+@pytest.fixture
+def shop(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Iterator[ScheduleShop]:
+    made = ScheduleShop(nodes, own_server, tmp_path)
+    yield made
+    made.redis.close()
+
+
+def test_each_tick_is_pushed_once_while_leaders_are_killed(shop: ScheduleShop) -> None:
+    seed = int(os.environ.get("SCHEDULE_SEED", random.randrange(1 << 32)))
+    print(f"SCHEDULE_SEED={seed}", file=sys.stderr)
+    draw = random.Random(seed)
+    masters = {f"m{n}": shop.led_by(f"m{n}", {"beat": SECOND}) for n in range(3)}
+    shop.wait_ticks(2)
+    for _ in range(6):
+        # A moment around a tick.
+        now = time.time()
+        time.sleep(max(0.0, int(now) + 1 - now + draw.uniform(-0.15, 0.15)))
+        holder = str(shop.redis.get(shop.keys.leader) or "")
+        leading = [name for name, node in masters.items() if f":{node.pid}:" in holder]
+        for name in leading:
+            masters[name].kill()
+            masters[name].wait()
+        count = len(shop.ticks())
+        shop.wait_ticks(count + 2)
+        for name in leading:
+            masters[name].start()
+    found = Counter(shop.ticks())
+    assert [tick for tick, number in found.items() if number > 1] == [], seed
+    at = sorted({at for _, at in found})
+    assert all(tick % 1000 == 0 for tick in at)
+    # Both messages of a tick, or none.
+    assert all((ticket, tick) in found for tick in at for ticket in ("T1", "T2")), seed
+    # A tick may be missed while nobody leads: at most a leader lease and an election at a time.
+    assert at[-1] // 1000 - at[0] // 1000 + 1 - len(at) <= 6 * 3, (seed, at)
+
+
+def test_of_the_ticks_that_were_missed_the_newest_is_pushed_once(shop: ScheduleShop) -> None:
+    entries = {"late": SECOND, "never": {**SECOND, "ticket": "N", "catch_up": False, "every": 3600}}
+    seconds: Any = shop.redis.time()
+    hour = seconds[0] // 3600 * 3_600_000
+    # As a master left it that stopped two hours ago.
+    shop.redis.hset(schedule_key("ticket_stream"), "shop/late", f"{hour - 7_200_000} every 1 s")
+    shop.redis.hset(schedule_key("ticket_stream"), "shop/never", f"{hour - 7_200_000} every 3600 s")
+    if seconds[0] % 3600 < 120:
+        # Just after a full hour, the tick is not late.
+        shop.redis.hset(schedule_key("ticket_stream"), "shop/never", f"{hour - 10_800_000} every 3600 s")
+        entries["never"] = {**entries["never"], "every": 7200}
+    shop.led_by("m1", entries)
+    shop.wait_ticks(6)
+    found = shop.ticks()
+    assert {ticket for ticket, _ in found} == {"T1", "T2"}
+    first = min(at for _, at in found)
+    assert first >= seconds[0] * 1000
+    assert len(found) == len(set(found))
+
+
+def test_a_changed_entry_starts_again_and_one_that_is_gone_leaves_nothing(shop: ScheduleShop) -> None:
+    key = schedule_key("ticket_stream")
+    shop.redis.hset(key, "depot/beat", "5 every 1 s")
+    yearly = {**SECOND, "crontab": "0 3 1 1 *", "timezone": "Europe/Berlin"}
+    del yearly["every"]
+    first = shop.led_by("m1", {"beat": SECOND, "yearly": yearly})
+    shop.wait_ticks(2)
+    assert set(shop.stored()) == {"beat", "yearly"}
+    first.terminate()
+    count = len(shop.ticks())
+    second = shop.led_by("m2", {"beat": {**SECOND, "every": 3600}, "damaged": SECOND})
+    wait_until(lambda: set(shop.stored()) == {"beat", "damaged"}, description="the entries to be stored")
+    wait_until(lambda: shop.stored()["beat"].times == "every 3600 s", description="the new times")
+    assert [at for ticket, at in shop.ticks()[count:] if at % 3_600_000 == 0] == []
+    second.terminate()
+    shop.led_by("m3", {})
+    wait_until(lambda: shop.stored() == {}, description="all entries to be forgotten")
+    assert shop.redis.hgetall(key) == {"depot/beat": "5 every 1 s"}, "what another app has"
+
+
+def test_what_is_stored_may_be_damaged_or_of_a_clock_that_was_wrong(shop: ScheduleShop) -> None:
+    key = schedule_key("ticket_stream")
+    shop.redis.hset(key, "shop/damaged", "what")
+    ahead = (int(time.time()) + 86_400) * 1000
+    shop.redis.hset(key, "shop/ahead", f"{ahead} every 1 s")
+    master = shop.led_by("m1", {"damaged": SECOND, "ahead": {**SECOND, "ticket": "A"}})
+    wait_until(
+        lambda: {ticket for ticket, _ in shop.ticks()} == {"T1", "T2", "A"}, description="both to tick", timeout_s=20
+    )
+    assert all(last.at_ms < ahead for last in shop.stored().values())
+    assert "the server's clock was set back far: the entry ahead" in master.logs()
+
+
+def test_one_of_several_leaders_pushes_and_the_next_takes_over(shop: ScheduleShop) -> None:
+    subscriptions = {"a": {"task": "shop.work"}, "b": {"task": "shop.other"}}
+    more = {"bridge_subscriptions": subscriptions, "bridge_partitions": 2, "bridge_default_task": None}
+    masters = [shop.led_by(f"m{n}", {"beat": SECOND}, **more) for n in range(2)]
+
+    def ticks() -> list[tuple[str, int]]:
+        return [one for number in range(2) for one in shop.ticks(f"ticket_stream:p{number}")]
+
+    wait_until(lambda: len(ticks()) >= 6, description="three ticks", timeout_s=40)
+    masters[0].kill()
+    masters[0].wait()
+    count = len(ticks())
+    wait_until(lambda: len(ticks()) >= count + 4, description="two more", timeout_s=40)
+    assert [one for one, number in Counter(ticks()).items() if number > 1] == []
+
+
+def test_messages_of_a_tick_are_handled_like_others(shop: ScheduleShop) -> None:
+    shop.led_by("m1", {"beat": SECOND})
+    shop.worker("w1", SHOP_SCHEDULE=repr({"beat": SECOND}))
+    wait_until(lambda: len(shop.log("T1")) >= 3, description="three ticks to be handled", timeout_s=30)
+    log = shop.log("T1")
+    assert log == sorted(set(log))
+
+
+def test_the_list_and_bad_input(shop: ScheduleShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    hourly = {**SECOND, "every": 3600}
+    monkeypatch.setenv("SHOP_SCHEDULE", repr({"beat": SECOND, "hourly": hourly}))
+    before = shop.json("schedule", "list")["entries"]
+    assert [(one["name"], one["last_ms"]) for one in before] == [("beat", None), ("hourly", None)]
+    shop.led_by("m1", {"beat": SECOND, "hourly": hourly})
+    shop.wait_ticks(2)
+    beat, _ = shop.json("schedule", "list")["entries"]
+    assert (beat["name"], beat["times"], beat["tickets"]) == ("beat", "every 1 s", 2)
+    assert beat["last_ms"] % 1000 == 0
+    assert beat["next_ms"] - beat["last_ms"] == 1000
+    shown = shop.bridge("schedule", "list")
+    assert "every 3600 s" in shown
+    monkeypatch.setenv("SHOP_SCHEDULE", repr({"beat": {**SECOND, "task": "shop.wrok"}}))
+    said = shop.bridge("run", code=2)
+    assert said == "Error: bridge_schedule.beat: the app has no task 'shop.wrok'; did you mean shop.work?\n"
+    monkeypatch.setenv("SHOP_SCHEDULE", repr({"beat": {**SECOND, "every": -1}}))
+    assert "bridge_schedule.beat.every" in shop.bridge("run", code=2)
+    monkeypatch.setenv("SHOP_SCHEDULE", "{}")
+    assert shop.bridge("schedule", "list") == "the app has no bridge_schedule\n"
+
+
+def test_between_two_ticks_nothing_is_asked(shop: ScheduleShop) -> None:
+    shop.led_by("m1", {"hourly": {**SECOND, "every": 86_400 * 300}})
+    wait_until(shop.stored, description="the entry to begin")
+    # A look at the idle time is no use of the key.
+    idle_s: Any = lambda: shop.redis.object("idletime", schedule_key("ticket_stream"))  # noqa: E731
+    wait_until(lambda: idle_s() >= 4, description="nobody to ask for 4 s", timeout_s=15)
