@@ -106,7 +106,7 @@ def tick(
         now.text,
         now.at_ms,
     ]
-    arguments: list[Argument] = [*head, layout.text, places.first if places else "", task]
+    arguments: list[Argument] = [*head, layout.text, *(places.signs if places else ("", "")), task]
     suffixes = []
     if places is not None:
         keys += places.streams
