@@ -84,9 +84,9 @@ def test_a_tick_in_the_hour_that_summer_time_leaves_out_or_repeats_comes_once() 
 
 
 def test_the_times_are_in_the_zone_of_the_entry_or_else_of_the_app() -> None:
-    entry = Scheduled(task="t", ticket="T", crontab="0 3 * * *")
+    entry = Scheduled(task="t", ticket=("T",), crontab="0 3 * * *")
     assert shown(entry.times(BERLIN).after(ms("2026-07-01T00:00"))) == "2026-07-01 01:00:00"
-    own = Scheduled(task="t", ticket="T", crontab="0 3 * * *", timezone="Asia/Tokyo")
+    own = Scheduled(task="t", ticket=("T",), crontab="0 3 * * *", timezone="Asia/Tokyo")
     assert shown(own.times(BERLIN).after(ms("2026-07-01T00:00"))) == "2026-07-01 18:00:00"
     assert own.times(BERLIN).text == "crontab 0 3 * * * Asia/Tokyo"
 
