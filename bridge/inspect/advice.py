@@ -1,4 +1,4 @@
-"""The commands that a sentence advises, written so that they can be run as they are."""
+"""Writes the commands that a sentence advises. A user can run them as they are."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class Advice:
         return f"`{shlex.join(['bridge', *app, *words])}`"
 
 
-#: Of an app that is not known.
+#: Where the app is not known.
 NOT_OF_AN_APP = Advice()

@@ -1,5 +1,6 @@
-"""The problems of each lane of an app, for a `bridge status` over several lanes. They come from where those of one lane
-come from (`bridge.inspect.status`).
+"""The problems of each lane of an app, for a `bridge status` over several lanes.
+
+The sentences are those of a status of one lane (`bridge.inspect.status`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
-#: Lanes that are looked at, those with the oldest messages first. Each costs some round trips.
+#: Most lanes that are read, the lanes with the oldest messages first. Each costs some round trips.
 LANES = 20
-#: Lanes that are named where several have the same problem.
+#: Most lanes that a sentence names.
 NAMED = 3
-#: Beginnings of what `SubscriptionStatus.problems` says of all lanes at once.
+#: Beginnings of sentences that `SubscriptionStatus.problems` has already, for all lanes at once.
 _SAID = ("no master leads", "the consumer group does not exist", "the lane reads nothing new")
 
 
@@ -56,7 +57,7 @@ def lane_problems(
 
 
 def _leads_older(redis: Redis, lane: AppLane) -> str:
-    """That another master leads an older version, and nobody this one."""
+    """Says that another master leads an older version, and no master leads this one."""
     for older in lane.older:
         token = redis.get(older.keys.leader)
         if token is not None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def no_leader(commands: Advice) -> str:
-    """That no master leads the lane."""
+    """Says that no master leads the lane."""
     return f"no master leads, so nothing is dispatched or settled: start one with {commands.master}"
 
 
 def no_consumer(commands: Advice) -> str:
-    """That no consumer of the lane is alive."""
+    """Says that no consumer of the lane is alive."""
     return f"no consumer is alive: start a worker with {commands.worker}"
 
 
@@ -76,7 +76,7 @@ def _at_rest(found: TicketFacts) -> str:
 
 
 def _not_searched(found: TicketFacts) -> str:
-    """What a search did not reach. It may hold messages of the ticket."""
+    """Says what a search did not reach. Messages of the ticket may be there."""
     parts = []
     for scan, where in (
         (found.waiting, "messages that wait"),

@@ -42,7 +42,7 @@ COUNTED_BYTES = 4 * 1024 * 1024
 RECORDS = 10_000
 #: The record of a parked ticket begins with this.
 _PARKED = f"[{PARKED},".encode()
-#: Counters of what should not happen, the most serious first.
+#: Counters of events that should not happen, the most serious first.
 TROUBLE = ("lost", "suspect", "rerouted", "stale", "tampered", "stalled", "regrouped", "unknown", "skipped")
 
 
@@ -63,7 +63,7 @@ class LaneStatus:
     group: str
     url: str
     server: str
-    #: Entries in the stream, handled ones too.
+    #: Entries in the stream, also those that are handled and not removed yet.
     length: int
     #: The consumer group exists.
     has_group: bool

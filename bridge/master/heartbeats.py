@@ -1,7 +1,7 @@
 """Listens to Celery's worker heartbeats. A missing heartbeat only makes the leader check the leases sooner.
 
-The leader checks all leases once a second. For a worker that is silent it checks again in the moment in which that
-worker's lease ends. So the tickets move then, and not up to a second later.
+The leader checks all leases once a second. It checks the lease of a silent worker again at the moment when that lease
+ends. So the tickets move at once, and not up to a second later.
 """
 
 from __future__ import annotations

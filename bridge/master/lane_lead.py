@@ -1,4 +1,4 @@
-"""The leads of one master in one lane: begins a leader, lets its loop turn, and ends it.
+"""Leads one lane while this master is elected: begins a leader, lets its loop turn, and ends it.
 
 `bridge.master.lane_master` calls `LaneLead.serve` on the lane's thread when this master is elected.
 """
@@ -34,7 +34,7 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.2
-#: Turns of its loop after which a lane has begun. One to which nothing has come is at rest by then.
+#: Turns of its loop after which a lane has begun. A lane without new messages is at rest by then.
 BEGUN = 4
 
 

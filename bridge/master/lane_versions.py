@@ -54,7 +54,7 @@ class LaneVersions:
         self._dropped = dropped_versions(redis, self._keys.stream, self._keys.group, older, partitions)
 
     def suppose_led(self) -> None:
-        """Until the next look, another master is taken to lead a dropped version, if there is one."""
+        """Supposes, until the next look, that another master leads a dropped version, if there is one."""
         self.yields = bool(self._dropped)
 
     def dropped_is_led(self, led: bool) -> bool:

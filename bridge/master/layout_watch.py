@@ -1,9 +1,11 @@
-"""Looks after the layout of the stream while masters run: it is stored again when it was lost. When the stream has
-another one, by `bridge stream repartition`, the process takes part in other lanes.
+"""Looks after the layout of the stream while masters run.
 
-FLUSHALL, or a DEL by hand, takes the layout away. Producers without the setting would not know of the partitions then.
-It also says when there are messages in streams that are no partitions. The thread of the leads looks, on its
-connection.
+- FLUSHALL, or a DEL by hand, deletes the layout. Then producers without the setting would not know of the partitions.
+  So a lost layout is stored again.
+- `bridge stream repartition` gives the stream another layout. Then the process takes part in other lanes.
+- Messages in streams that are no partitions are named in a warning.
+
+The thread of the leads does this, on its connection.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ class LayoutWatch:
         #: When the next look is due (monotonic seconds).
         self.look_at = 0.0
         self._looks = 0
-        #: The layouts and the streams that were warned about: each once, until it is over.
+        #: The layouts and the streams that a warning named. Each is named once, until its problem is over.
         self._bad: set[str] = set()
         self._strays: set[str] = set()
 
     def look(self) -> None:
-        """Looks, when it is time. Raises redis errors of an outage only."""
+        """Looks if a look is due. Raises redis errors only in an outage."""
         now = time.monotonic()
         if now < self.look_at:
             return
@@ -97,7 +99,7 @@ class LayoutWatch:
 
 
 def _warned(before: set[str], found: Mapping[str, str]) -> set[str]:
-    """Logs what is new in ``found``. Returns its names."""
+    """Logs the new problems in ``found``. Returns the names in it."""
     for name, text in found.items():
         if name not in before:
             logger.warning("%s", text)

@@ -51,7 +51,7 @@ RETRY_S = 0.1
 WATCH_S = 1.0
 #: Longest time for which a lane that is handed over may wait for a quiet moment, in seconds.
 QUIET_S = 5.0
-#: Seconds for which a master leaves a lane in which it had a defect to other masters.
+#: Seconds for which a master does not ask for a lane in which it had a defect: another master may lead it.
 ASIDE_S = 60.0
 
 
@@ -59,8 +59,7 @@ class Leads:
     """The leads of one process, on a thread of their own.
 
     ``stream``: the stream that the app names; ``shared``: whether the masters of the app share its lanes; ``named``:
-    whether an operator named the lanes of this master;
-    ``layouts``: looked after on this thread.
+    whether an operator named the lanes of this master; ``layouts``: looked after on this thread.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class Leads:
             self._attend_at = 0.0
 
     def _not_renewed(self, lanes: Sequence[LaneMaster], exc: Exception) -> None:
-        """A renewal failed, for whatever reason. The deadlines do not move. A lead past its deadline is over."""
+        """A renewal failed. The deadlines do not move. A lead past its deadline is over."""
         over = [lane for lane in lanes if not lane.election.leads()]
         for lane in over:
             lane.forfeit()
@@ -259,7 +258,7 @@ class Leads:
         wanted = [lane for lane in self._wanted(standing, now) if lane.may_stand(now)]
         self._ask_at = now + ASK_S if standing else float("inf")
         if standing:
-            # So that a new leader knows whether the server's clock was set before.
+            # A new leader must know whether the server's clock was set before.
             compare_all(self._redis, [lane.clock for lane in standing])
         if not wanted:
             return
@@ -277,7 +276,7 @@ class Leads:
             self._ask_at = min(self._ask_at, now + max(0.01, left_ms / 1000))
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
-        """Looks whether other masters lead versions that this one does not name any more."""
+        """Checks whether other masters lead versions that this one does not name any more."""
         some = [lane for lane in lanes if lane.dropped_leaders]
         if some:
             with self._redis.pipeline(transaction=False) as pipe:

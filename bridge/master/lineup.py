@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Longest time between two turns of a loop, in seconds, when all is well: three of the longest sleeps.
+#: Longest time between two turns of a healthy loop, in seconds: three of the longest sleeps.
 TURNS_S = 15.0
 
 
@@ -68,7 +68,7 @@ class Lineup:
         chosen = _chosen(subscriptions_of(app), named)
         redis = client(settings.redis_url)
         check_server(redis, settings.redis_url)
-        # What is refused changes nothing.
+        # A master that is refused has changed nothing.
         layouts = read_layouts(app, redis)
         subscriptions = subscriptions_of(app)
         for name in chosen:
@@ -173,7 +173,7 @@ class Lineup:
             lane.look(silent)
 
     def _turns(self) -> bool:
-        """Whether each loop turned lately."""
+        """Whether each loop turned within `TURNS_S` seconds."""
         turned = [*(loop.turned_at for loop in self._loops), *(lane.turned_at for lane in self._lanes if lane.loops)]
         return time.monotonic() - min(turned) < TURNS_S
 

@@ -1,9 +1,9 @@
-"""What a master looks at before it first leads lanes that follow older versions: whether these are what was meant.
+"""Checks, when a master starts, that the older versions that its lanes follow are the right ones.
 
-A lane waits for the messages of its own group on the older versions. So it would wait for nothing when the name of an
-older stream has a typo, or when the group has another name there. Both are said in a warning. A master refuses to start
-when a group of the same app, which the app does not have any more, has undone messages on an older version: newer
-messages of their tickets would start before them.
+A lane waits for the messages of its own group on the older versions. So it waits for nothing when the name of an older
+stream has a typo, or when the group has another name there. A warning says both. A master refuses to start when an
+older version has undone messages of a group that the app does not have any more: newer messages of their tickets would
+start before them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMED = 5
 
 
 def look_at_older(redis: Redis, app: Celery, lanes: Sequence[AppLane]) -> None:
-    """Before the groups of ``lanes`` are made. Raises `ConfigurationError`, one line, and redis errors."""
+    """To be called before the groups of ``lanes`` are made. Raises `ConfigurationError`, one line, and redis errors."""
     own = {lane.name for lane in lanes}
     newest = [lane for lane in lanes if not lane.newer]
     # Older partitions have the groups that the stream had before it was repartitioned.

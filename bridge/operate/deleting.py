@@ -24,12 +24,12 @@ from bridge.routing.text import printable
 if TYPE_CHECKING:
     from redis import Redis
 
-#: Tries to delete a stream whose groups and consumers change meanwhile.
+#: How often a deletion is tried while groups and consumers of the stream change.
 TRIES = 5
 
 
 class StillUsed(Exception):
-    """The stream cannot be deleted. ``why``: a clause. ``unread``: since it has messages that were not read."""
+    """The stream cannot be deleted. ``why``: a clause. ``unread``: whether unread messages are the reason."""
 
     def __init__(self, why: str, *, unread: bool = False) -> None:
         super().__init__(why)
@@ -47,7 +47,9 @@ class LanesOfStream:
         self._redis, self._stream, self._found, self._letters = redis, stream, found, letters
 
     def delete(self, *, look: bool = False, keep: str = "") -> int:
-        """Deletes the stream with all keys of its lanes, but for ``keep``. Returns how many. ``look``: only counts.
+        """Deletes the stream and all keys of its lanes, except the key ``keep``. Returns how many keys.
+
+        With ``look`` it only counts them.
 
         Raises `StillUsed` when something of it is undone or in use, and `OrderFailed`. Nothing was changed then.
         """
@@ -66,7 +68,7 @@ class LanesOfStream:
         )
 
     def _keys(self, lanes: Sequence[LaneKeys]) -> tuple[dict[str, str], list[str]]:
-        """(keys that must not be there, each with what it would mean; the keys to delete)."""
+        """(keys that must not exist, each with what its existence means; the keys to delete)."""
         free: dict[str, str] = {}
         doomed = dict.fromkeys(self._found)
         there = self._redis.exists(self._stream)
@@ -78,7 +80,7 @@ class LanesOfStream:
                 free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {group}: stop it"
                 doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
             if there:
-                # Without the stream, nothing is left of their messages.
+                # When the stream is gone, the messages are gone, too.
                 free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
             if not self._letters:
                 free[keys.dead] = (
@@ -99,7 +101,7 @@ class LanesOfStream:
 
 
 def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneKeys]:
-    """The lanes of the groups of ``stream``, and those of which the keys ``found`` are left."""
+    """The lanes of the groups of ``stream``, and the lanes to which the keys ``found`` belong."""
     names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in found}
     try:
         groups = groups_in(redis.execute_command("XINFO", "GROUPS", stream))

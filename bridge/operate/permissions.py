@@ -10,8 +10,8 @@ There are six roles:
 - `operator` runs the commands that read a lane and give orders.
 
 `bridge subscription add` and `remove`, and `bridge stream retire`, make and delete lanes. They need scripts and DEL,
-with which an operator could change any lane behind its leader's back. So no role may do that: the administrator of the
-server runs them.
+with which an operator could change any lane without its leader. So no role may do that: the administrator of the server
+runs them.
 
 `bridge.operate.role_commands` has the commands of each role. This module adds the keys and channels.
 
@@ -156,7 +156,7 @@ def access(
     if results:
         commands |= set(RESULTS)
         channels += results
-    # A worker that is to store the layout looks whether there is a stream that is not split.
+    # Before a worker stores the layout, it checks whether the stream exists and is not split.
     stream: tuple[str, ...] = (*(names[:1] if split else ()), *of_lanes, *split_or_not, *older_ones)
     if split:
         stream += tuple(older)

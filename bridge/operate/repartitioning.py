@@ -1,9 +1,9 @@
 """Changes the number of partitions of a stream while it is used: what ``bridge stream repartition`` does.
 
-Three steps, each of them one script. What is known between them is in the stored layout, so the command may be cut off
-anywhere and run again.
+It has three steps, each of them one script. The stored layout says which step is next. So the command may be killed at
+any moment and run again.
 
-1. `begin`: the stream has a new layout, which names the older one. Producers push to the new partitions from then on.
+1. `begin`: the stream gets a new layout, which names the older one. Producers push to the new partitions from then on.
    Masters lead the old and the new ones, workers serve both. A message in a new partition waits until the old ones
    have no message of its ticket.
 2. `leave`: when nothing of the old partitions is undone, they are not followed any more. Masters and workers leave
@@ -79,13 +79,13 @@ def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
     if code is ReturnCode.HELD:
         raise InputError(f"the key {printable(detail)} is no stream: rename or delete it; nothing was changed")
     if code is ReturnCode.LAYOUT:
-        # Another call of the command was faster.
+        # Another run of the command was faster.
         return begin(redis, stream, claim_layout(redis, stream, 1), partitions)
     return wanted
 
 
 def leave(redis: Redis, stream: str, layout: Layout) -> str:
-    """Ends the following of the older partitions. Returns why it cannot yet; "": it is done."""
+    """Lets the new partitions follow the older ones no more. Returns why it cannot do so yet; "": it is done."""
     assert layout.older is not None
     groups = sorted({keys.group for one in layout.older.streams(stream) for keys in lanes_on(redis, one)})
     code, detail, group = leave_layout(redis, stream, layout, groups)
@@ -105,7 +105,7 @@ def leave(redis: Redis, stream: str, layout: Layout) -> str:
 
 
 def kept(redis: Redis, stream: str, layout: Layout, keep_s: float | None) -> str:
-    """Why the partitions that were left are kept, by ``bridge_retention``; "": they need not be.
+    """Why ``bridge_retention`` keeps the partitions that were left; "": they may be deleted.
 
     ``keep_s``: least age in seconds of the entries that may be deleted; None: they stay for ever.
     """
@@ -127,7 +127,7 @@ def clear(redis: Redis, stream: str, layout: Layout) -> str:
     assert layout.leaving is not None
     groups = {keys.group for one in layout.streams(stream) for keys in lanes_on(redis, one)}
     for one in layout.leaving.streams(stream):
-        # Somebody may have deleted the stream by hand. The keys of its lanes are there all the same.
+        # Somebody may have deleted the stream by hand. The keys of its lanes still exist.
         found = [LaneKeys(one, group).about for group in sorted(groups)]
         try:
             LanesOfStream(redis, one, found, letters=False).delete()
@@ -144,6 +144,6 @@ def clear(redis: Redis, stream: str, layout: Layout) -> str:
 
 
 def _newest_ms(redis: Redis, stream: str) -> int:
-    """When the newest entry that is in the stream was added, Unix ms; 0: there is none."""
+    """When the newest entry of the stream was added, in Unix ms; 0: the stream has none."""
     found: Any = redis.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
     return id_key(found[0][0].decode())[0] if found else 0

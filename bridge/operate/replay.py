@@ -45,7 +45,7 @@ class LetterResult:
 
 def find_by_id(redis: Redis, keys: LaneKeys, ids: Sequence[str], id_suffix: str = "") -> list[Letter]:
     """The letters with these ids, and the letters of the messages with these ids. Oldest first, without contents.
-    ``id_suffix``: what follows the ids in errors.
+    ``id_suffix``: text that follows the ids in errors.
 
     Raises `InputError` for an unknown id, and for an id that is both a letter's own and another letter's message id.
     """

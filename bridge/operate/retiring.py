@@ -1,7 +1,7 @@
 """Retires a stream: deletes it with all keys of its lanes, once nothing of it is undone and nobody uses it.
 
-The lanes are those of all its consumer groups, whatever app they belong to, also when the stream was deleted by hand.
-In the place of the stream's layout a note stays (`bridge.routing.layouts.Retired`). Each push compares the layout, so
+The lanes are those of all its consumer groups, of all apps, also when the stream was deleted by hand. A note replaces
+the stream's layout (`bridge.routing.layouts.Retired`). Each push compares the layout, so
 producers are refused from then on. The order of the steps:
 
 1. All streams (one for each partition) are checked.
@@ -31,7 +31,7 @@ from bridge.routing.versions import leave_chain, newer_versions, older_versions
 if TYPE_CHECKING:
     from redis import Redis
 
-#: Tries to delete a stream whose groups and consumers change meanwhile.
+#: How often a deletion is tried while groups and consumers of the stream change.
 TRIES = 5
 #: Characters that a pattern of SCAN would not take literally.
 _SPECIAL = re.compile(r"([\\\[\]*?^-])")
@@ -55,7 +55,7 @@ class Contents:
 
 
 class Retirement:
-    """The retirement of ``stream`` by the app whose own stream is ``newest``. ``letters``: also with dead letters.
+    """The retirement of ``stream`` by the app whose own stream is ``newest``. ``letters``: deletes dead letters, too.
 
     Raises `InputError`, one line, when there is no such stream, or nothing is left of it, and redis errors.
     """
@@ -72,7 +72,7 @@ class Retirement:
                 f"`bridge stream repartition {layout.partitions}`; nothing was changed"
             )
         self._parts = layout.streams(stream)
-        #: Stream -> its keys. Those of the whole stream are under its own name.
+        #: Stream or partition -> its keys. The keys of the whole stream are under the stream's own name.
         self._found = _keys_of(redis, stream, layout)
         there = redis.exists(*self._parts)
         if self._note is not None:
@@ -82,7 +82,7 @@ class Retirement:
             raise InputError(f"there is no stream {printable(stream)}")
 
     def _refuse_again(self, note: Retired, there: int) -> None:
-        """The stream was retired before. Only a retirement that was cut off goes on."""
+        """The stream was retired before. Only a retirement that was interrupted is finished."""
         what = note.sentence(printable(self._stream))
         undo = f"`bridge stream retire {printable(self._stream)} --undo` lets its name be used again"
         if not there and not any(self._found.values()):
@@ -122,7 +122,7 @@ class Retirement:
             leave_chain(self._redis, name)
         if rest:
             self._redis.unlink(*rest)
-        # Without the permission for SCAN it is not among the rest.
+        # A user without the permission for SCAN did not find it.
         return deleted + self._redis.delete(layout_copy_key(self._stream))
 
     def _write_note(self) -> None:
@@ -163,8 +163,8 @@ def undo_retirement(redis: Redis, stream: str, newest: str, *, look: bool = Fals
 
 
 def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
-    """Stream of a partition -> the keys of its lanes; "": the other keys that begin with the name of a partition, or of
-    the whole stream. Without the layout.
+    """Stream of a partition -> the keys of its lanes; "": other keys that begin with the name of a partition or of the
+    whole stream. The key of the layout is left out.
     """
     found: dict[str, list[str]] = {part: [] for part in layout.streams(stream)}
     tags = {f"{{{part}}}": part for part in (stream, *found)}
@@ -180,7 +180,7 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
             elif rest[:1] in (":", "/"):
                 found.setdefault("", []).append(key)
     except NoPermissionError:
-        # The groups of a stream that is there are known without it.
+        # This user may not SCAN. The groups of an existing stream are known without it.
         pass
     return found
 

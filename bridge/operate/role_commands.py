@@ -79,7 +79,7 @@ AWAITING_RESULTS = ("get", "mget", "subscribe", "unsubscribe")
 OWN: dict[Role, tuple[str, ...]] = {
     # Both are for scripts: one that pushes many messages, and one for idempotency keys.
     Role.PRODUCER: (*CONNECTION, "evalsha", "script|load"),
-    # Beside the scripts: the type of the key, the progress of the write, and who waits.
+    # Beside the scripts: the type of the key, the progress of the write, and which writers wait.
     Role.SPARK: (
         *CONNECTION,
         "evalsha",

@@ -1,8 +1,8 @@
-"""Adds a subscription to a stream, and removes one with all that it holds.
+"""Adds a subscription to a stream, and removes one with all its keys.
 
 A subscription that was added misses nothing, even while all its masters and workers are down: the stream has its
-consumer group, so entries stay until it is done with them. For one that is only declared in ``bridge_subscriptions``,
-the first master makes the group. It begins with the oldest entry that the stream still has.
+consumer group, so entries stay until it is done with them. Where a subscription is only declared in
+``bridge_subscriptions``, the first master makes the group. It begins with the oldest entry that the stream still has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
 
 _ID = re.compile(r"\d{1,20}(-\d{1,20})?")
-#: Tries to delete a lane whose consumers change meanwhile.
+#: How often a deletion is tried while consumers of the lane change.
 TRIES = 5
 
 
@@ -49,7 +49,7 @@ def check_position(text: str) -> str:
 
 
 def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str, *, declared: bool) -> None:
-    """Makes the groups of a subscription, which begins at ``position`` (`check_position`) on each of its streams.
+    """Makes the groups of a subscription. It begins at ``position`` (`check_position`) on each of its streams.
 
     ``declared``: the app names it, so its lanes become the app's. Raises `ConfigurationError` and `InputError`, one
     line, before anything was changed, and redis errors.
@@ -59,7 +59,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
     if all(_group(redis, lane) is not None for lane in lanes):
         raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
     for lane, start in zip(lanes, _starts(redis, lanes, position), strict=True):
-        # When this was cut off before, it may exist on some of the streams.
+        # An earlier run may have been interrupted. Then the group exists on some of the streams.
         make_group(redis, lane.keys, start)
         if declared:
             arrive(redis, app, lane)
@@ -68,7 +68,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
 def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> int:
     """How many messages from ``position`` on have left the streams already: the other groups were done with them.
 
-    0 with Redis 6.2, which does not count what was added.
+    0 with Redis 6.2, which does not count the entries that were added.
     """
     if position == "now":
         return 0
@@ -102,7 +102,7 @@ def refuse_served(redis: Redis, app: Celery, lanes: Sequence[LaneSettings]) -> N
 
 
 def remove(redis: Redis, lane: LaneSettings) -> int:
-    """Deletes one lane: its group and all its keys, in one step. Returns how many things were deleted.
+    """Deletes one lane: its group and all its keys, in one step. Returns how many of both were deleted.
 
     Raises `InputError` when a master leads it or a worker serves it, and nothing was changed; redis errors.
     """
@@ -124,7 +124,7 @@ def remove(redis: Redis, lane: LaneSettings) -> int:
 
 
 def _starts(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> list[str]:
-    """For each lane, the id after which a group reads that begins at ``position``."""
+    """For each lane, the id after which a group reads when it begins at ``position``."""
     if position in ("start", "now"):
         return ["0" if position == "start" else "$"] * len(lanes)
     wanted = id_key(position)

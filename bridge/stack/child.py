@@ -101,7 +101,7 @@ class Child:
         return code
 
     def reap(self) -> None:
-        """Kills what is left of it, and releases its resources. The last call."""
+        """Kills the rest of it, and releases its resources. The last call."""
         if self._process is None:
             return
         # Its process group too: it may have left children.

@@ -63,7 +63,7 @@ class EmbeddedServer:
             binary: The server's program. None: the one that `find_server_binary` finds.
             append_only: Whether writes go to an append-only file.
             fsync: When that file is forced to the disk.
-            log_file: None: `server.log` in the data folder.
+            log_file: The server's own log. None: `server.log` in the data folder.
             options: More settings of the server's own, by their names in its configuration file.
             start_timeout_s: How long `start()` waits, the loading of the append-only file included.
         """
@@ -143,7 +143,7 @@ class EmbeddedServer:
             try:
                 self._launch()
             except PortInUse:
-                # A port of our own choice may have been taken between the choice and the start: choose again.
+                # Another process may have taken the port since it was chosen: choose again.
                 first_start_of_free_port = self._wanted_port == 0 and not self._has_data()
                 if not first_start_of_free_port or attempt == _PORT_ATTEMPTS:
                     raise
@@ -167,7 +167,7 @@ class EmbeddedServer:
         self.start()
 
     def pause(self) -> None:
-        """Freeze the process: connections stay open, and nothing answers."""
+        """Freezes the process: connections stay open, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

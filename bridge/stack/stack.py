@@ -47,7 +47,7 @@ class Plan:
 
     #: The app's name, as for ``celery -A``.
     app: str
-    #: Where logs and data go; made when it does not exist.
+    #: The folder for logs and data; made when it does not exist.
     directory: Path
     workers: int = 3
     #: Processes of each worker.
@@ -192,7 +192,7 @@ class Stack:
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises `StackFailed` when a process ended that should run, `InputError` with its words when a job failed."""
+        """Raises `StackFailed` when a process ended that should run, and `InputError` when a job failed."""
         if self._serving and not self.server.running:
             raise StackFailed(f"the server ended; its log {self.server.log_file} ends with: {self.server.log_tail()}")
         for job in self.jobs:
@@ -222,7 +222,7 @@ class Stack:
     def kill_worker(self, name: str) -> int:
         """SIGKILL to the main process of a worker, as the kernel does it when memory is short; its process id.
 
-        The time is taken by the caller. The pool processes end by themselves: Celery has the kernel see to that.
+        The pool processes end by themselves: Celery asks the kernel for that.
         """
         worker = self.workers[name]
         self._ended.add(worker)

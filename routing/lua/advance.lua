@@ -10,24 +10,25 @@
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
 --       history ('' = none), number of sections; of each section its name and its number of arguments, in the order in
 --       which they are read here, without empty ones; then the arguments of all sections. The sections are:
---       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, '' = nobody may lead
---       it; id up to which it has read), newer (name of its stream), contested (ticket; all that are dispatched where
---       there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a parked ticket, number of its ids), shelved (id), records (ticket, record),
---       released (ticket), retries (due ms, ticket), due (ticket whose retry is over), dead (number of arguments of a
---       letter: at most 6000), letters (argument), replayed (id of a letter), counts (name, amount),
---       drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of its runs,
---       of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without opening).
+--       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, '' = nobody may
+--       lead it; id up to which it has read), newer (name of its stream), contested (ticket; all that are dispatched
+--       where there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a
+--       parked ticket, number of its ids), shelved (id), records (ticket, record), released (ticket), retries (due ms,
+--       ticket), due (ticket whose retry is over), dead (number of arguments of a letter: at most 6000), letters
+--       (argument), replayed (id of a letter), counts (name, amount), drains (consumer, order | '' = it takes work
+--       again), dispatches (consumer, number of its ids, of its runs, of its texts), ids (id), runs (ticket, fence
+--       offset, record tail), texts (Celery message without opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane again.
 --          {'WITHDRAWN'}: one of the orders was withdrawn; nothing was changed; it reads the lane again.
 --          {'NOGROUP'}: the group is gone; nothing was changed; it reads the lane again.
 --          {'OLDER', stream}: another master leads an older version; nothing was changed; the caller stops leading.
---          {'BEHIND', stream}: an older version has many unread entries; {'DEFERRED', {ticket ...}}: an older version has
---          unread messages of these tickets, or a newer one has them in flight. Nothing was changed; the caller sends
---          the batch without dispatches of them.
--- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences, over all versions),
---        I7, I8; the order of a ticket over the versions of its stream.
+--          {'BEHIND', stream}: an older version has many unread entries; {'DEFERRED', {ticket ...}}: an older version
+--          has unread messages of these tickets, or a newer one has them in flight. Nothing was changed; the caller
+--          sends the batch without dispatches of them.
+-- Keeps: I2 (records are compared before they are replaced), I3 (XACK with the release), I4 (fences, over all
+--        versions), I7, I8; the order of a ticket over the versions of its stream.
 -- Bound: O(what the batch holds), times log of the pending list; 512 entries of each older version.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then

@@ -7,8 +7,8 @@
 --       ('' = one stream for all), the first partition that the stream would have, and the key of the
 --       copy of a layout (both '' = a layout is known), epoch, partition, partitions in all ('' = not known), mark
 --       before these rows, mark behind them, entries in the streams at which to wait ('' = never), life of the guard
---       (s), which values are there ('' = all; else a 1 or 0 for each, row by row), number of columns, their names; then
---       the values, row by row. Without values only the mark moves.
+--       (s), which values are there ('' = all; else a 1 or 0 for each, row by row), number of columns, their names;
+--       then the values, row by row. Without values only the mark moves.
 -- Returns: {'OK'}; {'CHANGED', mark}: the mark is another one: another attempt wrote, or an earlier chunk was not
 --          accepted: the caller continues from that mark; {'WAIT', entries}: the stream is full: try again later;
 --          {'CONFLICT', partitions}: the first attempt had another number of partitions; {'LATE'}: a later epoch is

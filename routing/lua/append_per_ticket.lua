@@ -1,8 +1,8 @@
 -- Appends the rows whose sequence number is larger than the last appended one of their ticket.
 --
 -- From -> to: nothing -> UNREAD, for each new row; its ticket's last number moves on in the same step.
--- KEYS: 1 layout of the stream (`bridge.routing.keys.layout_key`), 2 last numbers of this period, 3 of the next one, 4 of
---       the one before (`bridge.routing.keys.push_tickets`), 5.. the streams of the rows.
+-- KEYS: 1 layout of the stream (`bridge.routing.keys.layout_key`), 2 last numbers of this period, 3 of the next one, 4
+--       of the one before (`bridge.routing.keys.push_tickets`), 5.. the streams of the rows.
 -- ARGV: layout that the caller knows ('' = none is stored), for each row the number of its stream from 0, in two bytes
 --       ('' = one stream for all), the first partition that the stream would have, and the key of the
 --       copy of a layout (both '' = a layout is known), entries in the streams at which to wait ('' = never), life of

@@ -7,9 +7,9 @@
 -- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
 --       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument), number of
 --       arguments, arguments.
--- Returns: an empty list: all are 'OK'; else a list with a code for each message: 'OK'; 'AGAIN': applied before, by this same call, whose reply was lost;
---          'STALE': the fence is not the current one, nothing was changed; 'ERR ...': an effect cannot be applied, and
---          none was.
+-- Returns: an empty list: all are 'OK'; else a list with a code for each message: 'OK'; 'AGAIN': applied before, by
+--          this same call, whose reply was lost; 'STALE': the fence is not the current one, nothing was changed;
+--          'ERR ...': an effect cannot be applied, and none was.
 -- Keeps: promise 4, I4. Effects are checked before the first is applied, because Redis has no rollback. Permissions,
 --        types and numbers are checked here. Arguments, and effects of one message on each other, are checked when the
 --        task records them.

@@ -1,4 +1,4 @@
--- Says that a master lives, and asks which others do.
+-- Notes that a master is alive, and returns which others are.
 --
 -- From -> to: no message changes its state.
 -- KEYS: 1 masters (by the end of their time, Unix ms), 2 what each of them stands for.

@@ -1,4 +1,4 @@
--- Takes a master that stops out of the set of the living ones, so that the others need not wait until its time ends.
+-- Removes a master that stops from the set of live masters, so that the others need not wait until its time ends.
 --
 -- From -> to: no message changes its state.
 -- KEYS: 1 masters, 2 what each of them stands for. ARGV: holder.

@@ -1,15 +1,15 @@
--- Ends the following of a stream's old partitions, when all their groups are done with them.
+-- Lets a stream's new partitions follow the old ones no more, when all groups are done with the old ones.
 --
 -- From -> to: no message changes its state.
--- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions; then for each group: of each
---       old partition its fence, tickets and dead letters, and of each new one its fence; last the copy of the layout
---       (`bridge.routing.keys.layout_copy_key`).
--- ARGV: layout that the caller knows, layout without the old partitions, number of old partitions, of new ones, names of
---       the groups ...
--- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'CHANGED', group}: the caller does not know this group;
---          {'UNREAD', stream, group}: the group has not read this old partition to its end; {'UNDONE', stream, group}:
---          it has pending entries there; {'HELD', key}: it has tickets, or dead letters, there. Only 'OK' changed
---          anything.
+-- KEYS: 1 layout (`bridge.routing.keys.layout_key`), 2.. the streams of the old partitions; then for each group: of
+--       each old partition its fence, tickets and dead letters, and of each new one its fence; last the copy of the
+--       layout (`bridge.routing.keys.layout_copy_key`).
+-- ARGV: layout that the caller knows, layout without the old partitions, number of old partitions, of new ones, names
+--       of the groups ...
+-- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'CHANGED', group}: the caller does not know this
+--          group; {'UNREAD', stream, group}: the group has not read this old partition to its end; {'UNDONE', stream,
+--          group}: it has pending entries there; {'HELD', key}: it has tickets, or dead letters, there. Only 'OK'
+--          changed anything.
 -- Keeps: promise 1: what is dispatched from a new partition from now on has nothing before it in an old one. I4: fences
 --        of new partitions are above those of the old ones, also when the server's clock was set back.
 -- Bound: O(partitions * groups).

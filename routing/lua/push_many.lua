@@ -6,8 +6,8 @@
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
 --       first partition that the stream would have, and the key of the copy of a layout (both '' = a layout is known),
 --       task, names of further fields (a list with spaces; '' = none); then ticket, payload and the values of these
---       fields of each message. A value: '' = this message has no such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a
---       time in milliseconds since 1970; any other is the field as it is.
+--       fields of each message. A value: '' = this message has no such field; '+30000' = so many milliseconds from now,
+--       by the server's clock; '=1700000000000' = a time in milliseconds since 1970; any other is the field as it is.
 -- Returns: {'OK', ids of the messages, in their order, in one text, which a caller reads faster than a list};
 --          {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that one; {'ERR'}:
 --          there are further fields, the user may not run TIME, and nothing was added.

@@ -7,14 +7,15 @@
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
 --       first partition that the stream would have, and the key of the copy of a layout (both '' = a layout is known),
 --       number of the first message among all of the push, digest of the messages, life of the note (s), task, names of
---       further fields (a list with spaces; '' = none); then ticket, payload and the values of these fields of each message. A value: '' = this message has no
---       such field; '+30000' = so many milliseconds from now, by the server's clock; '=1700000000000' = a time in
---       milliseconds since 1970, which must not be past; any other is the field as it is.
+--       further fields (a list with spaces; '' = none); then ticket, payload and the values of these fields of each
+--       message. A value: '' = this message has no such field; '+30000' = so many milliseconds from now, by the
+--       server's clock; '=1700000000000' = a time in milliseconds since 1970, which must not be past; any other is the
+--       field as it is.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed; {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that
---          one; {'PAST'}: a time is past, and nothing was added: the caller refuses the message. A call that was carried
---          out before is no such one: it is repeated because its answer was lost, maybe for longer than the delay;
---          {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
+--          one; {'PAST'}: a time is past, and nothing was added: the caller refuses the message. A call that was
+--          carried out before is no such one: it is repeated because its answer was lost, maybe for longer than the
+--          delay; {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
 -- Keeps: promise 4, for producers: each message once, for any number of attempts, also when the layout changed between
 --        two of them. I9: the note expires.
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.

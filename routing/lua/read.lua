@@ -12,7 +12,8 @@
 --          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
 --          or waiting ones twice. The caller puts the group where it was.
 --          An entry that was deleted has no fields. An entry above the limit is returned with ticket_id, task,
---          payload and the fields of the filter only. If these are above the limit too: [id, the beginnings of its first fields, bytes, fields].
+--          payload and the fields of the filter only. If these are above the limit too: [id, the beginnings of its
+--          first fields, bytes, fields].
 -- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
 -- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then

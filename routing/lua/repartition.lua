@@ -6,8 +6,8 @@
 -- ARGV: layout that the caller knows ('' = none is stored), new layout, number of old partitions.
 -- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'HELD', key}: a new partition has the name of a key
 --          that is no stream. Only 'OK' changed anything.
--- Keeps: promise 1 across layouts: all producers change in one moment. Promise 2: each group has the new partitions from
---        their first entry on, so a group that no master of the caller's app knows misses nothing.
+-- Keeps: promise 1 across layouts: all producers change in one moment. Promise 2: each group has the new partitions
+--        from their first entry on, so a group that no master of the caller's app knows misses nothing.
 -- A full server refuses the MSET and so all of it.
 -- Bound: O(partitions * groups).
 

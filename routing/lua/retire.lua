@@ -2,10 +2,10 @@
 --
 -- From -> to: DONE -> gone. KEYS: 1 stream, 2.. the keys that must not be there, then the keys to delete.
 -- ARGV: number of keys that must not be there, 'delete' or 'look', names of the groups that the caller knows of ...
--- Returns: {'OK', number of keys that were deleted, or would be}; {'HELD', key}: this key is there; {'UNREAD', group}: the group has
---          not read the stream to its end ('': there is no group, and the stream has entries); {'UNDONE', group}: it has
---          pending entries; {'CHANGED', group}: the caller does not know this group, and reads the lanes again. Only
---          'OK' changed anything.
+-- Returns: {'OK', number of keys that were deleted, or would be}; {'HELD', key}: this key is there; {'UNREAD', group}:
+--          the group has not read the stream to its end ('': there is no group, and the stream has entries); {'UNDONE',
+--          group}: it has pending entries; {'CHANGED', group}: the caller does not know this group, and reads the lanes
+--          again. Only 'OK' changed anything.
 -- Keeps: I1, I9. Bound: O(keys, groups); what the keys hold is freed in the background.
 
 -- shared: not_done_with

@@ -1,11 +1,12 @@
 -- Deletes a lane that nobody serves: its group and all its keys. The stream stays.
 --
 -- From -> to: no message has a state in this lane any more.
--- KEYS: 1 leader, 2 stream, 3 consumers, 4.. the leases of the consumers in ARGV, in their order, then the keys to delete.
+-- KEYS: 1 leader, 2 stream, 3 consumers, 4.. the leases of the consumers in ARGV, in their order, then the keys to
+--       delete.
 -- ARGV: group, number of consumers that the caller knows of, their names and registrations ...
 -- Returns: {'OK', number of keys that were deleted, and the group is one of them}; {'HELD', token}: a master leads the
---          lane; {'ALIVE', name}: the lease of this consumer holds; {'CHANGED'}: other consumers are registered than the
---          caller thought: it reads them again. Only 'OK' changed anything.
+--          lane; {'ALIVE', name}: the lease of this consumer holds; {'CHANGED'}: other consumers are registered than
+--          the caller thought: it reads them again. Only 'OK' changed anything.
 -- Keeps: I9. Bound: O(keys, consumers in the group); what the keys hold is freed in the background.
 
 local token = redis.call('GET', KEYS[1])

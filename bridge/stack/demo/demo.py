@@ -2,8 +2,8 @@
 
 1. Spark computes, from the log alone, the state that every incident must end in, while the stack comes up.
 2. Spark pushes the log; the workers handle it meanwhile.
-3. When 40 % is handled, of what all subscriptions have to do, one worker gets SIGKILL and another one is started.
-4. When everything is handled, the ledger of what ran and the states in Redis are compared with what must be.
+3. When 40 % of the work of all subscriptions is done, one worker gets SIGKILL, and another one is started.
+4. When everything is handled, the ledger of executions and the states in Redis are compared with what Spark computed.
 
 The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis and
 its part of the ledger.
@@ -85,7 +85,7 @@ class Demo:
         """``stream``: the app's. ``lanes``: those of each of its subscriptions. ``events``: the log. None: one is
         generated.
 
-        Raises `InputError` for a log that is not there, `ConfigurationError` for what can be seen to fail.
+        Raises `InputError` for a log that does not exist, and `ConfigurationError` when the demo cannot work here.
         """
         if importlib.util.find_spec("pyspark") is None:
             raise ConfigurationError("the demo needs Spark: pip install 'ticket-bridge[spark,java]'")

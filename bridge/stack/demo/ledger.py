@@ -63,7 +63,7 @@ class Process(NamedTuple):
 
 @dataclass
 class Ledger:
-    """All that was recorded."""
+    """All recorded processes and executions."""
 
     processes: list[Process] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)

@@ -227,7 +227,7 @@ def compare_trails(
     """How many incidents have a complete trail, and the first few others in words.
 
     A trail is complete when it has as many lines as the incident has events, and the fingerprint of its lines is the
-    one that Spark computed from the log: a line lost, doubled or misplaced changes it for good.
+    one that Spark computed from the log: each lost, doubled or misplaced line changes it.
     """
     complete = 0
     differences: list[str] = []

@@ -126,6 +126,16 @@ def test_every_script_has_exactly_one_typed_wrapper() -> None:
     assert callers == {path.stem: [path.stem] for path in FILES}
 
 
+def test_no_line_of_a_script_is_longer_than_one_of_python() -> None:
+    long = [
+        f"{path.name}:{number}"
+        for path in sorted((ROOT / "routing" / "lua").glob("*.lua"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if len(line) > 120
+    ]
+    assert not long
+
+
 def test_only_one_module_evaluates_lua() -> None:
     # In any of our own packages, in any spelling; comments and docstrings apart
     found = []
