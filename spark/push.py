@@ -52,6 +52,8 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--order", help="Column of times. Messages of different tickets are written in the order of these times.")
 @click.option("--task", help="Task to run for every message [default: the lane's].")
 @click.option("--task-column", help="Column that names each message's task.")
+@click.option("--due-column", help="Column that says when each message is due: times, or milliseconds since 1970.")
+@click.option("--hold-column", help="Column that says whether the ticket waits until then: true or false.")
 @click.option("--payload-column", help="Column that holds the payload, as JSON [default: made of the other columns].")
 @click.option("--map", "renamed", multiple=True, metavar="MEMBER=COLUMN", help="A column's name in the payload.")
 @click.option("--exclude", "excluded", multiple=True, metavar="COLUMN", help="Column that the payload leaves out.")
@@ -118,6 +120,8 @@ def plan_of(given: dict[str, Any]) -> PushPlan:
             order=given["order"],
             task=given["task"],
             task_column=given["task_column"],
+            due_column=given["due_column"],
+            hold_column=given["hold_column"],
             payload_column=given["payload_column"],
             renamed=parse_map(given["renamed"]),
             excluded=given["excluded"],

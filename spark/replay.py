@@ -215,11 +215,12 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
     if progress == "json":
         emit(event="started", stream=asked.stream, partitions=partitions, run=asked.run)
     started = time.monotonic()
-    ordered = in_replay_order(rows, partitions=partitions, max_payload=options.max_payload)
+    ordered = in_replay_order(rows, partitions=partitions, max_payload=options.max_payload, delayed=counts.delayed > 0)
+    sent = "task,due,hold,payload" if counts.delayed else "task,payload"
     with WriteWatch(options, asked.run, Display(progress)):
         writer = ordered.write.format("redisstream").mode("append").options(**asked.options)
         try:
-            writer.options(keyColumn="ticket_id", seqColumn=PLACE, fields="task,payload").save()
+            writer.options(keyColumn="ticket_id", seqColumn=PLACE, fields=sent).save()
         except Exception as error:
             raise _advised(error, asked.run) from None
     seconds = time.monotonic() - started

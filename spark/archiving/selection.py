@@ -5,9 +5,9 @@ may be missing: a stream drops acknowledged entries, and a history is capped. Th
 entry. If the entry left the stream before it was archived, the body is that of its dead letter. A message with neither
 is **missing**.
 
-A replay sends what the tasks got: ticket, task and payload. If the entry named no task, none is sent, and the lane's
-default decides again. The payload of an entry without ``payload`` is its other fields, as an object of strings, as the
-bridge reads it.
+A replay sends what the tasks got: ticket, task and payload, and when the message was to be due. If the entry named no
+task, none is sent, and the lane's default decides again. The payload of an entry without ``payload`` is its other
+fields, as an object of strings, as the bridge reads it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bridge.spark.archiving.reading import Range, id_numbers, layout_generation,
 from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.wire.entry_ids import LAST_TIME_MS
+from bridge.spark.write.due import DUE, NOT_PAYLOAD
 from bridge.spark.write.order import in_ticket_order
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import Checks, refusal
@@ -65,6 +66,8 @@ class Counts:
     tickets: int
     first_id: str | None
     last_id: str | None
+    #: Those that said when they were due.
+    delayed: int = 0
 
     @property
     def replayable(self) -> int:
@@ -73,8 +76,8 @@ class Counts:
 
 
 def selected(session: SparkSession, archive: str, selection: Selection, *, max_payload: int) -> DataFrame:
-    """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, ``missing`` and
-    ``unusable`` (truth values). ``max_payload``: in bytes; what is larger is unusable.
+    """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, ``due``, ``hold``,
+    ``missing`` and ``unusable`` (truth values). ``max_payload``: in bytes; what is larger is unusable.
     """
     within = selection.within.holds(fn.col("message_id")) & fn.col("message_id").isNotNull()
     entries = read_table(session, archive, MESSAGES).filter(within).alias("m")
@@ -89,6 +92,7 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
         ticket.alias(KEY_FIELD),
         fn.when(of_entry, fn.col("m.task")).otherwise(fn.col("d.task")).alias(TASK),
         body.alias(PAYLOAD),
+        *(fn.when(of_entry, _field("m", name)).otherwise(_field("d", name)).alias(name) for name in NOT_PAYLOAD),
         fn.coalesce("m.task", "d.task", "h.task").alias("known_task"),
         fn.coalesce(fn.col("h.what").isin(*_GIVEN_UP), fn.col("d.reason").isNotNull()).alias("given_up"),
         (~of_entry & fn.coalesce(fn.col("d.reason") == Refused.TRIMMED.value, fn.lit(True))).alias("missing"),
@@ -100,7 +104,7 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
         rows = rows.filter(fn.col("known_task").isin(*selection.tasks))
     if selection.dead_only:
         rows = rows.filter("given_up")
-    why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, PAYLOAD], max_payload))
+    why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, *NOT_PAYLOAD, PAYLOAD], max_payload))
     unusable = ~fn.col("missing") & (fn.col("no_message") | why.isNotNull() | fn.col(PAYLOAD).isNull())
     return rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message")
 
@@ -116,13 +120,16 @@ def count(rows: DataFrame) -> Counts:
         fn.count_distinct(fn.when(usable, fn.col(KEY_FIELD))).alias("tickets"),
         fn.min_by("message_id", place).alias("first_id"),
         fn.max_by("message_id", place).alias("last_id"),
+        fn.count(fn.when(usable, fn.col(DUE))).alias("delayed"),
     ).first()
     assert counts is not None
     return Counts(**counts.asDict())
 
 
-def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> DataFrame:
+def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int, delayed: bool = False) -> DataFrame:
     """The messages that can be sent: each ticket in the order of its ids, tickets interleaved by time as before.
+
+    ``delayed``: whether any said when it was due. Then that is sent, too, though it may be past by now.
 
     The order is the same each time: no two rows of a partition compare equal.
     """
@@ -133,14 +140,15 @@ def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int) -> Da
     place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(*order)).cast("long")
     # An id that is not a time leaves its ticket's clock unchanged.
     time = fn.when(ms <= LAST_TIME_MS, fn.timestamp_millis(ms.try_cast("long")))
-    sent = usable.select(KEY_FIELD, TASK, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
+    more = NOT_PAYLOAD if delayed else ()
+    sent = usable.select(KEY_FIELD, TASK, *more, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
     return in_ticket_order(
         sent,
         key=KEY_FIELD,
         sequence=PLACE,
         time=_TIME,
         partitions=partitions,
-        checks=Checks([TASK, PAYLOAD], max_payload),
+        checks=Checks([TASK, *more, PAYLOAD], max_payload),
     ).drop(_TIME)
 
 
@@ -163,9 +171,13 @@ def _letters(dead: DataFrame) -> DataFrame:
     return newest.select("message_id", *(fn.col(f"letter.{name}").alias(name) for name in kept))
 
 
+def _field(table: str, name: str) -> Column:
+    return fn.try_element_at(fn.col(f"{table}.fields"), fn.lit(name))
+
+
 def _body(table: str) -> Column:
     """The payload, or else the other fields as one. Null for a payload that is not text, which is among the fields."""
     fields = fn.coalesce(fn.col(f"{table}.fields"), fn.create_map().cast("map<string,string>"))
-    rest = fn.map_filter(fields, lambda name, _: ~name.isin(KEY_FIELD, TASK))
+    rest = fn.map_filter(fields, lambda name, _: ~name.isin(KEY_FIELD, TASK, *NOT_PAYLOAD))
     made = fn.when(~fn.map_contains_key(fields, fn.lit(PAYLOAD)), fn.to_json(rest))
     return fn.coalesce(fn.col(f"{table}.{PAYLOAD}"), made)

@@ -31,6 +31,7 @@ from bridge.spark.job.eventlog import with_position
 from bridge.spark.job.log_columns import MALFORMED, POSITION, require
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.write.columns import column
+from bridge.spark.write.due import DUE, HOLD
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
 
@@ -40,7 +41,7 @@ _TIME = "__time"
 _PLACE = "place in the file"
 #: Names of columns that messages and rejected rows use. Spark compares names without regard to capitals. Names that
 #: begin with two underscores are reserved too.
-_RESERVED = (KEY_FIELD, PAYLOAD, TASK, REASON, ROW)
+_RESERVED = (KEY_FIELD, PAYLOAD, TASK, DUE, HOLD, REASON, ROW)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _BROKEN = (FloatType, DoubleType, DecimalType)
 _OBJECTS = (StructType, ArrayType, MapType, VariantType)
@@ -63,6 +64,9 @@ class Mapping:
     order: str | None = None
     task: str | None = None
     task_column: str | None = None
+    #: Columns that say when a message is due, and whether its ticket waits for it.
+    due_column: str | None = None
+    hold_column: str | None = None
     #: A column that holds the payload as JSON already.
     payload_column: str | None = None
     #: Member of the payload -> column, where the two have different names.
@@ -74,6 +78,8 @@ class Mapping:
         """Raises ``ConfigurationError`` for options that exclude each other."""
         if self.task and self.task_column:
             raise ConfigurationError("--task and --task-column exclude each other")
+        if self.hold_column and not self.due_column:
+            raise ConfigurationError("--hold-column needs --due-column: it says what the ticket does until then")
         if self.payload_column and (self.renamed or self.excluded):
             raise ConfigurationError("--payload-column is the whole payload: --map and --exclude do not go with it")
         members = [member for member, _ in self.renamed]
@@ -130,7 +136,9 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     """
     for option, name in _named(mapping):
         require(events, option, name)
-        if option in ("--key", "--task-column") and isinstance(events.schema[name].dataType, _OBJECTS):
+        if option in ("--key", "--task-column", "--due-column", "--hold-column") and isinstance(
+            events.schema[name].dataType, _OBJECTS
+        ):
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
     members = [] if mapping.payload_column else _members(events, mapping)
     placed = _placed(events, mapping)
@@ -145,6 +153,12 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     elif mapping.task_column is not None:
         columns.append(column(mapping.task_column).cast("string").alias(TASK))
         fields.insert(0, TASK)
+    if mapping.due_column is not None:
+        columns.append(_due(events, mapping.due_column).alias(DUE))
+        fields.insert(0, DUE)
+    if mapping.hold_column is not None:
+        columns.append(column(mapping.hold_column).cast("string").alias(HOLD))
+        fields.insert(0, HOLD)
     columns.append(_payload(events, mapping, members).alias(PAYLOAD))
     if mapping.order is not None:
         columns.append(column(mapping.order).alias(_TIME))
@@ -170,6 +184,8 @@ def _named(mapping: Mapping) -> list[tuple[str, str]]:
         "--seq": mapping.seq,
         "--order": mapping.order,
         "--task-column": mapping.task_column,
+        "--due-column": mapping.due_column,
+        "--hold-column": mapping.hold_column,
         "--payload-column": mapping.payload_column,
     }
     named = [(option, name) for option, name in single.items() if name is not None]
@@ -179,7 +195,15 @@ def _named(mapping: Mapping) -> list[tuple[str, str]]:
 
 def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
     """Member of the payload and its column, in the order of the columns. Raises ``InputError``."""
-    own = {mapping.key, mapping.task_column, MALFORMED, *POSITION, *mapping.excluded}
+    own = {
+        mapping.key,
+        mapping.task_column,
+        mapping.due_column,
+        mapping.hold_column,
+        MALFORMED,
+        *POSITION,
+        *mapping.excluded,
+    }
     members: list[tuple[str, str]] = []
     for name in events.columns:
         renamed = [(member, source) for member, source in mapping.renamed if source == name]
@@ -191,6 +215,18 @@ def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
     if doubled:
         raise InputError(f"--map: the payload would have {doubled[0]!r} twice; leave the column out with --exclude")
     return members
+
+
+def _due(events: DataFrame, name: str) -> Column:
+    """When messages are due, in milliseconds since 1970, as text; a text that is no time stays, and is refused."""
+    if not _is_text(events, name):
+        kind = events.schema[name].dataType
+        return (fn.unix_millis(column(name).cast("timestamp")) if isinstance(kind, _INSTANTS) else column(name)).cast(
+            "string"
+        )
+    given = fn.when(column(name) != "", column(name))
+    at = fn.unix_millis(given.try_cast("timestamp")).cast("string")
+    return fn.when(given.rlike("^[0-9]{5,}$"), given).otherwise(fn.coalesce(at, given))
 
 
 def _payload(events: DataFrame, mapping: Mapping, members: list[tuple[str, str]]) -> Column:

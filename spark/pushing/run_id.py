@@ -51,6 +51,10 @@ def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, str
 def _meaning(mapping: Mapping, columns: list[str]) -> dict[str, Any]:
     """The part of the mapping that decides the content of entries. ``order`` counts only if it makes the sequence."""
     meaning = asdict(mapping)
+    # A push without them has the name that it had before there were such columns.
+    for name in ("due_column", "hold_column"):
+        if meaning[name] is None:
+            del meaning[name]
     if mapping.seq is not None or USUAL_SEQUENCE in columns:
         del meaning["order"]
     return meaning

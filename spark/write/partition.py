@@ -24,6 +24,7 @@ from bridge.spark.wire.encoder import RowEncoder, parts
 from bridge.spark.wire.replies import Link, Trouble
 from bridge.spark.wire.worker import begin_task
 from bridge.spark.write.appending import Appending
+from bridge.spark.write.due import as_fields
 from bridge.spark.write.guard import Summary
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import Idempotence, WriteOptions
@@ -98,10 +99,11 @@ def write_partition(
 def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, each after it was checked. Raises ``PayloadError`` for a row that is refused."""
     rising = SequenceCheck(layout.sequence) if layout.sequence else None
-    for batch in batches:
-        tickets = batch.column(layout.key)
+    for rows in batches:
+        batch, tickets = rows, rows.column(layout.key)
         check_tickets(tickets)
         check_dates(batch, tickets, [layout.key, *layout.fields])
+        batch = as_fields(batch, layout.key, layout.fields)
         check_payloads(batch, tickets, list(layout.fields), options.max_payload)
         if rising is not None:
             rising.check(tickets, batch.column(layout.sequence))

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from bridge.routing.errors import PayloadError
 from bridge.spark.wire.encoder import as_bytes, byte_lengths, is_bytes
+from bridge.spark.write.due import NOT_PAYLOAD
 from bridge.spark.write.limits import MAX_SEQUENCE, MAX_TICKET_BYTES
 
 #: The first day of the year 1 and the last one of the year 9999, in days since 1970.
@@ -46,7 +47,7 @@ def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], 
 
     The payload of a row without ``payload`` is its other fields, as the bridge reads it. They are counted together.
     """
-    rest = [name for name in fields if name not in (PAYLOAD, TASK)]
+    rest = [name for name in fields if name not in (PAYLOAD, TASK, *NOT_PAYLOAD)]
     sizes: pa.Array | None = byte_lengths(batch.column(PAYLOAD)) if PAYLOAD in fields else None
     if rest and (sizes is None or sizes.null_count):
         together = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)

@@ -14,6 +14,7 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.write.columns import column, in_one_line, require_column
+from bridge.spark.write.due import DUE, NOT_PAYLOAD
 from bridge.spark.write.layout import WHOLE
 from bridge.spark.write.limits import MAX_TICKET_BYTES
 from bridge.spark.write.refusals import PAYLOAD, TASK
@@ -94,6 +95,9 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
             fn.lit(f" bytes; maxPayload allows {checks.max_payload}"),
         )  # fmt: skip
         cases.append((bytes_ > checks.max_payload, text))
+    if DUE in sent and dict(rows.dtypes)[DUE] == "string":
+        odd = column(DUE).isNotNull() & ~column(DUE).rlike("^[0-9]{1,15}$")
+        cases.append((odd, fn.concat(shown, fn.lit(" is due at no time, or before 1970"))))
     if checks.json and PAYLOAD in sent:
         cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))
     first, *others = cases
@@ -107,7 +111,7 @@ def _payload_bytes(fields: Sequence[str]) -> Column:
     """The size of a row's payload: ``payload``, or else its other fields together, as the bridge reads them."""
     rest = fn.lit(0).cast("long")
     for name in fields:
-        if name not in (PAYLOAD, TASK):
+        if name not in (PAYLOAD, TASK, *NOT_PAYLOAD):
             length = fn.octet_length(column(name).cast("string")) + len(name.encode())
             rest = rest + fn.coalesce(length.cast("long"), fn.lit(0))
     if PAYLOAD not in fields:

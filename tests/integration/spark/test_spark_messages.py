@@ -19,6 +19,7 @@ from bridge.spark.job.log_columns import MALFORMED
 from bridge.spark.pushing.messages import Mapping, parse_map, to_messages
 from bridge.spark.pushing.rejects import first_reasons
 from bridge.spark.pushing.run_id import run_id_of
+from bridge.spark.write.rejects import split_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -464,3 +465,33 @@ def test_a_folder_to_follow_needs_columns(session: SparkSession, tmp_path: Path)
     events = follow_events(session, str(tmp_path), "csv", schema="ticket_id string, n string", files=1)
     with pytest.raises(InputError, match="--follow needs --seq"):
         to_messages(events, Mapping())
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    rows = [
+        {"ticket_id": "A", "seq": 1, "n": 1, "at": "1900000000123", "wait": "true"},
+        {"ticket_id": "A", "seq": 2, "n": 2, "at": "2030-03-17T17:46:40.123Z", "wait": "false"},
+        {"ticket_id": "A", "seq": 3, "n": 3, "at": "", "wait": ""},
+        {"ticket_id": "B", "seq": 1, "n": 4, "at": "tomorrow", "wait": ""},
+    ]
+    if name.endswith("csv"):
+        lines = [",".join(map(str, row.values())) for row in rows]
+        path.write_text("\n".join([",".join(rows[0]), *lines]) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = to_messages(read_events(session, str(path)), Mapping(due_column="at", hold_column="wait"))
+    good, bad = split_rejects(made.frame, key=made.key, sequence=made.sequence, checks=made.checks(1000))
+    found = [(row["due"], row["hold"], json.loads(row["payload"])) for row in good.orderBy("seq").collect()]
+    assert [(due, str(int(payload["n"]))) for due, _, payload in found] == [
+        ("1900000000123", "1"),
+        ("1900000000123", "2"),
+        (None, "3"),
+    ]
+    assert [hold for _, hold, _ in found] == ["true", "false", ""]
+    assert all(set(payload) == {"seq", "n"} for _, _, payload in found), "they are no part of the payload"
+    [row] = bad.collect()
+    assert row["reason"] == "ticket 'B' is due at no time, or before 1970"
+    with pytest.raises(ConfigurationError, match="--hold-column needs --due-column"):
+        Mapping(hold_column="wait")

@@ -276,3 +276,24 @@ def test_the_id_of_a_replay_depends_on_the_selection_not_on_its_spelling(tmp_pat
 def test_a_replay_shows_no_password() -> None:
     asked = Replay("a", EVERYTHING, "s", "r", {"url": "redis://u:hunter2@h/0", "runId": "r"})
     assert "hunter2" not in f"{asked!r} {asked.parsed!r}"
+
+
+def test_a_replayed_message_is_due_when_it_was_to_be(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
+) -> None:
+    due = str(START_MS + 10**11)
+    made = Archive(
+        messages=[
+            message("1700000000000-1", "A", "1", fields={"due": due, "hold": "1"}),
+            message("1700000000000-2", "A", None, fields={"due": due, "n": "2"}),
+            message("1700000000000-3", "A", "3"),
+            message("1700000000000-4", "B", "4", fields={"due": "tomorrow"}),
+        ]
+    )
+    counts = replay(session, ask(made.write(tmp_path / "archive"), valkey))
+    assert (counts.replayable, counts.unusable, counts.delayed) == (3, 1, 2)
+    assert entries(valkey) == [
+        {"ticket_id": "A", "due": due, "hold": "1", "payload": "1"},
+        {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},
+        {"ticket_id": "A", "payload": "3"},
+    ]
