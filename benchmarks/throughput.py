@@ -7,6 +7,7 @@ at which a tenth is done (everybody is awake and measured by then) to the end.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ PEERS = {
 #: The same where the price of the history is asked for.
 PRICED = {
     **PEERS,
+    "events": "the bridge, task events on",
     "bare": "the bridge, history off",
     "bare_singles": "the bridge, bundles and history off",
     "audited": "the bridge, and an audit that follows",
@@ -51,6 +53,7 @@ BRIDGED: dict[str, tuple[bool, bool]] = {
     "bare": (True, False),
     "bare_singles": (False, False),
     "audited": (True, True),
+    "events": (True, True),
     "keyed": (True, True),
 }
 
@@ -74,7 +77,7 @@ LOADS = {
     "tickets": Load(
         "noop", 1000, 1, 2,
         {
-            "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000,
+            "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000, "events": 80_000,
             "bare": 80_000, "bare_singles": 8_000, "audited": 80_000,
         },
     ),
@@ -101,6 +104,8 @@ def run(case: str, variant: str, scale: float) -> Metrics:
     with Stack(app, bundle_ms=10.0 if bundled else 0.0) as stack:
         if bridged and not historical:
             stack.environment_more[HISTORY] = "0"
+        if variant == "events":
+            stack.environment_more["BENCHMARK_CONF"] = json.dumps({"worker_send_task_events": True})
         stack.start_workers(load.workers, load.concurrency)
         messages = items(count, load.tickets)
         if bridged:

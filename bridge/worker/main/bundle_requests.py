@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 from billiard.common import TERM_SIGNAME
 from celery.app.task import Context
 from celery.platforms import signals
@@ -18,6 +19,7 @@ from celery.worker.state import task_ready
 from bridge.protocol.envelope import SHOWN
 from bridge.protocol.headers import bundled_runs
 from bridge.protocol.outcomes import Kind
+from bridge.worker.main.bundle_events import TaskEvent, send_together
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
 from bridge.worker.pool.delivery import REVOKED
@@ -80,11 +82,12 @@ class BundleRequest(BridgeRequest):
     def announce(self) -> None:
         if not self._events_enabled:
             return
+        events: list[TaskEvent] = []
         for one in self.messages():
-            shown = f"({one.ticket!r}, {json.dumps(one.payload, ensure_ascii=False)[:SHOWN]})"
-            self._eventer.send(
-                "task-received", uuid=one.id, name=one.task, args=shown, kwargs="{}", retries=one.attempt - 1
-            )
+            shown = f"({one.ticket!r}, {_beginning(one.payload)})"
+            fields = {"uuid": one.id, "name": one.task, "args": shown, "kwargs": "{}", "retries": one.attempt - 1}
+            events.append(("task-received", fields))
+        send_together(self._eventer, events)
 
     @property
     def _events_enabled(self) -> bool:
@@ -105,10 +108,20 @@ class BundleRequest(BridgeRequest):
                     self._notice_of(one, Revoked("revoked")).revoked(terminated=False)
             events = [event for event in events or () if event[0] not in gone]
         if not failed and events and self._events_enabled:
+            sent: list[TaskEvent] = []
             for id_, kind, shown, more in events:
-                self._eventer.send("task-started", uuid=id_)
-                if kind == "succeeded":
-                    self._eventer.send("task-succeeded", uuid=id_, result=shown, runtime=more)
-                else:
-                    self._eventer.send(f"task-{kind}", uuid=id_, exception=shown, traceback=more)
+                names = ("result", "runtime") if kind == "succeeded" else ("exception", "traceback")
+                sent.append(("task-started", {"uuid": id_}))
+                sent.append((f"task-{kind}", {"uuid": id_, names[0]: shown, names[1]: more}))
+            send_together(self._eventer, sent)
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
+
+
+def _beginning(payload: Any) -> str:
+    """The beginning of a payload as JSON, for people."""
+    try:
+        text = orjson.dumps(payload)
+    except TypeError:
+        # A number, or half of a surrogate pair, that only Python's parser accepts.
+        text = json.dumps(payload).encode()
+    return text[:SHOWN].decode(errors="replace")
