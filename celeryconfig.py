@@ -84,5 +84,6 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_http_max_polls = 10000           long polls, and connections, of HTTP clients to one master; more are answered
 # bridge_http_max_connections = 12000     with 503
 # bridge_schedule = {}                    no recurring messages; see docs/howto/schedule.md
+# bridge_http_health_networks = []        networks of the health URLs of HTTP consumers that a master may ping; none
 # bridge_max_lag = {}                     no limit: what falls behind keeps its messages in the stream. {"count": …},
 #                                         {"bytes": …} or {"age": …} with "then": "skip" or "park" sets one

@@ -14,9 +14,10 @@ from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON, json_of, media_type_of, require_json
 from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
-from bridge.producer.options import LONGEST_DELAY_MS, NONE, eta_of_text
+from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
 from bridge.producer.push import apush_many
 from bridge.routing.errors import PayloadError
+from bridge.routing.message_options import HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
 from bridge.routing.messages import MAX_TASK_BYTES
 
 if TYPE_CHECKING:
@@ -52,10 +53,26 @@ class NewMessage(BaseModel):
         description="Whether later messages of the ticket wait until this one is due. Otherwise they overtake it.",
     )
 
+    max_attempts: int | None = Field(
+        default=None, ge=1, le=MOST_ATTEMPTS, description="Attempts before the message becomes a dead letter."
+    )
+    timeout: float | None = Field(
+        default=None, ge=0.001, le=LONGEST_TIMEOUT_MS / 1000, description="Longest time of one attempt, in seconds."
+    )
+    expires: float | None = Field(
+        default=None,
+        ge=0,
+        le=LONGEST_DELAY_MS / 1000,
+        description="Seconds after which the message becomes a dead letter, if it has not begun by then.",
+    )
+    priority: int = Field(
+        default=0, ge=0, le=HIGHEST_PRIORITY, description="Tickets whose next message has a higher one go first."
+    )
+
     def options(self) -> dict[str, Any]:
         """The options, as `TicketTask.push` takes them. Raises `OptionError`."""
-        eta = None if self.eta is None else eta_of_text(self.eta)
-        return {"delay": self.delay, "eta": eta, "hold": self.hold}
+        found = {name: getattr(self, name) for name in NAMES}
+        return {**found, "eta": None if self.eta is None else eta_of_text(self.eta)}
 
 
 class Pushed(BaseModel):

@@ -200,6 +200,16 @@ class Leader:
         """Whether nothing is in flight. The lane is handed over then."""
         return not self.lane.in_flight
 
+    @property
+    def health_urls(self) -> dict[str, str]:
+        """The URLs at which HTTP consumers may be asked whether they live, by name."""
+        found = {}
+        for consumer in list(self.lane.consumers.values()):
+            url = getattr(consumer.registration, "health_url", None)
+            if url is not None and consumer.alive:
+                found[consumer.name] = url
+        return found
+
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, led: Callable[[], bool]) -> None:

@@ -238,6 +238,12 @@ class LaneMaster:
         if leader is not None and not self.asleep:
             leader.look(silent)
 
+    @property
+    def health_urls(self) -> dict[str, str]:
+        """The URLs of HTTP consumers, by name, as long as this master leads the lane."""
+        leader = self._lead.leader
+        return {} if leader is None or self.asleep else leader.health_urls
+
     def _poke(self) -> None:
         leader = self._lead.leader
         if self.asleep:

@@ -38,6 +38,8 @@ from bridge.routing.errors import ConfigurationError
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.master.health_checks import HealthChecks
+
 logger = get_logger(__name__)
 
 #: Longest time between two turns of a healthy loop, in seconds: three of the longest sleeps.
@@ -91,6 +93,7 @@ class Lineup:
         self._loops = [LoopHealth(), LoopHealth()]
         self._failed: list[BaseException] = []
         self._stop = threading.Event()
+        self._pings: HealthChecks | None = None
         outages = OutageLog(logger, "waiting for it")
         lease_s = min(lane.settings.leader_lease for lane in lanes)
         self._redis = client(settings.redis_url, timeout_s=answer_s(lease_s))
@@ -157,6 +160,7 @@ class Lineup:
             while not self._stop.wait(EVERY_S):
                 if self._turns():
                     healthy()
+                self._ping()
             while self._leads.is_alive():
                 self._leads.join(EVERY_S)
             self._sleepers.stop()
@@ -164,6 +168,8 @@ class Lineup:
                 continue
         finally:
             self._redis.close()
+            if self._pings is not None:
+                self._pings.stop()
         if self._failed:
             raise self._failed[0]
 
@@ -171,6 +177,17 @@ class Lineup:
         """Checks the leases now: heartbeats of these consumers are missing, or they went offline."""
         for lane in self._lanes:
             lane.look(silent)
+
+    def _ping(self) -> None:
+        """Pings HTTP consumers, from the first one on that wants it."""
+        urls = {name: url for lane in self._lanes for name, url in lane.health_urls.items()}
+        if self._pings is None:
+            if not urls:
+                return
+            from bridge.master.health_checks import HealthChecks
+
+            self._pings = HealthChecks(bridge_of(self._app).settings.http_health_networks, self.look)
+        self._pings.turn(urls)
 
     def _turns(self) -> bool:
         """Whether each loop turned within `TURNS_S` seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -106,6 +107,24 @@ class Settings(BaseModel):
     @classmethod
     def _named_entries(cls, value: object) -> object:
         return check_names(value)
+
+    http_health_networks: tuple[str, ...] = Field(
+        default=(),
+        description="The networks that masters may ping for HTTP consumers that name a `healthURL`, such as "
+        '`["10.1.0.0/16"]`. Each address of the URL must be in one of them. Empty: such a consumer is refused.',
+    )
+
+    @field_validator("http_health_networks", mode="before")
+    @classmethod
+    def _networks(cls, value: object) -> object:
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+            raise ValueError("must be a list of networks, such as 10.1.0.0/16")
+        for one in value:
+            try:
+                ip_network(one, strict=False)
+            except ValueError:
+                raise ValueError(f"{one!r:.80} is no network, such as 10.1.0.0/16") from None
+        return tuple(value)
 
     @field_validator("serve", mode="before")
     @classmethod

@@ -60,6 +60,18 @@ def test_a_message_may_be_due_later(port: Port, valkey: EmbeddedServer) -> None:
     assert "due" not in third
 
 
+def test_a_message_may_have_rules_of_its_own(port: Port, valkey: EmbeddedServer) -> None:
+    rules = {"max_attempts": 2, "timeout": 1.5, "expires": 60, "priority": 3}
+    assert port.post("/api/messages", {"ticket_id": "T", "payload": 1, **rules}).status == 201
+    [(_, fields)] = entries(valkey)
+    assert {name: fields[name] for name in rules if name != "expires"} == {
+        "max_attempts": "2",
+        "timeout": "1500",
+        "priority": "3",
+    }
+    assert int(fields["expires"]) > 0
+
+
 def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer) -> None:
     key = {"Idempotency-Key": "k1"}
     first = port.post("/api/messages", {"ticket_id": "T", "payload": 1}, headers=key)
@@ -94,6 +106,10 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
         (b'{"ticket_id": "T", "eta": "2190-01-01T00:00:00Z"}', 400, "100 years"),
         (b'{"ticket_id": "T", "eta": "soon"}', 400, "eta must be a time"),
         (b'{"ticket_id": "T", "hold": true}', 400, "hold=True needs delay or eta"),
+        (b'{"ticket_id": "T", "max_attempts": 0}', 400, "the message, max_attempts"),
+        (b'{"ticket_id": "T", "timeout": 0}', 400, "the message, timeout"),
+        (b'{"ticket_id": "T", "priority": 10}', 400, "the message, priority"),
+        (b'{"ticket_id": "T", "delay": 9, "expires": 5}', 400, "would never begin"),
         (b'{"ticket_id": "T", "task": ""}', 400, "the message, task"),
         (b'[{"ticket_id": "T"}, {"ticket_id": "T", "task": "shop.other"}]', 400, "one task"),
         (b'[{"ticket_id": "T"}, 3]', 400, "message 1"),
