@@ -1,9 +1,9 @@
 """Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
-It makes two round trips, however long the backlog, and two more while messages are delayed. The first reads lengths and
-summaries in one MULTI, so that the numbers belong together. The second reads lease, report and queue of each consumer,
-and up to `RECORDS` ticket records: they say which tickets are parked. Nothing else here grows with the number of
-messages or tickets.
+It makes two round trips, and two more while messages are delayed, whatever the length of the backlog. The first reads
+lengths and summaries in one MULTI, so that the numbers belong together. The second reads lease, report and queue of
+each consumer, and up to `RECORDS` ticket records: they say which tickets are parked. Nothing else here grows with the
+number of messages or tickets.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
 
 
 def _misplaced(redis: Redis, expected: dict[str, str]) -> list[tuple[str, str, str]]:
-    """(key, its type, the type that it should have) of those that are there and have another one."""
+    """(key, its type, the type that it should have) for each existing key with a wrong type."""
     with redis.pipeline(transaction=False) as pipe:
         for key in expected:
             pipe.type(key)

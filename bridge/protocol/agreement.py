@@ -1,7 +1,7 @@
 """What the members of a lane, workers and masters, must agree on: whose lane it is, its format, versions and settings.
 
-- The **format** of what a lane keeps in Redis is a number. Who finds a newer one than it knows stops, with one line:
-  it could not read what is there. All versions of Ticket Bridge with one format work together.
+- The **format** of a lane's data in Redis is a number. A member that finds a newer format than it knows stops, with one
+  line: it could not read the data. All versions of Ticket Bridge with one format work together.
 - The **app**: a lane belongs to the Celery app whose member came first. Another one stops: each would take the other's
   messages. The name is ``bridge_app``, or the app's own; an app without a name says nothing.
 - **Versions and settings** that differ are logged once, on both sides and by `bridge status`; the lane goes on.

@@ -14,7 +14,7 @@
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed; {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that
 --          one; {'PAST'}: a time is past, and nothing was added: the caller refuses the message. A call that was
---          carried out before is no such one: it is repeated because its answer was lost, maybe for longer than the
+--          carried out before is not refused: it is repeated because its answer was lost, maybe for longer than the
 --          delay; {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
 -- Keeps: promise 4, for producers: each message once, for any number of attempts, also when the layout changed between
 --        two of them. I9: the note expires.

@@ -48,7 +48,7 @@ class _Reports:
 def _in_place(mutation: Mutation) -> Iterator[None]:
     for file, text in mutated(mutation).items():
         name = file.rpartition("/")[2].removesuffix(".lua")
-        # The tests' collection freezes what is there then, which hides it.
+        # The tests' collection freezes the objects that exist then, which hides them.
         gc.unfreeze()
         [script] = [one for one in gc.get_objects() if type(one) is Script and one.name == name]
         before = dict(vars(script))

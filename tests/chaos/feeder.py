@@ -1,7 +1,7 @@
 """Pushes the messages of a chaos run, and knows exactly which ones are in the stream, also after faults of the server.
 
 A push whose reply was lost may have been done or not. So after an error the feeder reads the stream's end and takes
-what is there as pushed; the numbers of a ticket go on behind it, without a gap.
+the entries there as pushed. The numbers of a ticket continue after them, without a gap.
 """
 
 from __future__ import annotations

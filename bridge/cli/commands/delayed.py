@@ -82,9 +82,7 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
     if found:
         console().print(_table(found, now_ms))
     else:
-        click.echo(
-            "no delayed messages" if total == 0 else f"none of the {count(total, 'delayed message')} is such a one"
-        )
+        click.echo("no delayed messages" if total == 0 else f"none of {count(total, 'delayed message')} matches")
     if more:
         rest = "there are more" if selection.reads_entries else f"there are {total:,}"
         click.echo(f"the next {len(found):,} are shown, {rest}: --limit N shows more")

@@ -28,7 +28,7 @@ from bridge.testing.waiting import wait_until
 
 #: The folder that `bridge` is imported from.
 ROOT = preloaded.ROOT
-#: Where programs start that are not told a folder, and what they can import from wherever they start.
+#: The folder in which programs start if no other is given. They can import from it in any case.
 HOME = Path.cwd()
 
 

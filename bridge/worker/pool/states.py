@@ -51,7 +51,7 @@ class States:
             stream, is_new = home_in(self._versions, found)
             if is_new:
                 own = LaneKeys(self._versions[0], self._group).state_home
-                # Another worker may name it at the same moment. What is there first counts.
+                # Another worker may name another stream at the same moment. The first one counts.
                 _, reply = self._ask(incarnation, [("SET", own, stream, "NX"), ("GET", own)])
                 stream = reply.decode() if isinstance(reply, bytes) else stream
             keys = self._keys = LaneKeys(stream, self._group)

@@ -43,7 +43,7 @@ def session_of(master: str = MASTER, conf: Mapping[str, str] | None = None) -> S
 def wait_for_tasks() -> None:
     """Waits until no task runs any more: of a job that failed, some may.
 
-    Such a one would go on writing into the emptied stream of the next test, whose server has lost the guard that would
+    Such a task would go on writing into the emptied stream of the next test, whose server has lost the guard that would
     have refused it.
     """
     made = SparkSession.getActiveSession()

@@ -103,7 +103,7 @@ def test_filters_choose(shell: CommandLine, lane: Lane) -> None:
         (["--after", "2090-01-01T00:00:00Z"], []),
     ):
         assert ids_of(shell.json("delayed", "list", *arguments)) == wanted, arguments
-    assert shell("delayed", "list", "--ticket", "Z").stdout == "none of the 5 delayed messages is such a one\n"
+    assert shell("delayed", "list", "--ticket", "Z").stdout == "none of 5 delayed messages matches\n"
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "+x", "+inf", "+nan", "2030-01-01T00:00:00", "1" * 50])

@@ -39,7 +39,16 @@ NOT_USED_IN = {
     "paused": ("parked, or stopped by a circuit breaker", ("bridge/inspect", "bridge/operate", "bridge/cli")),
 }
 #: Several words -> what to write.
-PHRASES = {"passed over": "skipped, or ignored"}
+PHRASES = {
+    "passed over": "skipped, or ignored",
+    "such a one": "the thing itself",
+    "no such one": "the thing itself",
+    "what is there": "the thing itself: the data, the keys, the messages",
+    "for whatever reason": "nothing: say what happened",
+    "and the like": "the things themselves",
+    "come from where": "name the place",
+    "what runs runs": "a running task goes on",
+}
 #: File -> the words that it may have, and why.
 ALLOWED = {
     # The list of words that are not used.
