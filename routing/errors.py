@@ -25,6 +25,10 @@ class StreamRetired(ConfigurationError):
     """The stream was retired: nobody handles messages there. Nothing was pushed."""
 
 
+class LayoutLost(ConfigurationError):
+    """The stream is split, and the key that says how was deleted. A master that runs stores it again in a moment."""
+
+
 class InputError(TicketBridgeError):
     """Input that cannot be used: a missing file, a malformed row. The message names the place."""
 

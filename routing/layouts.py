@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from bridge.routing.errors import ConfigurationError, StreamRetired
+from bridge.routing.errors import ConfigurationError, LayoutLost, StreamRetired
 from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.routing.partitions import MOST, Layout, first_partition
 from bridge.routing.scripts import Argument, Script
@@ -170,7 +170,7 @@ def claimed_layout(reply: Any, stream: str, partitions: int) -> Layout:
     if isinstance(reply, bytes | str):
         return layout_of(reply, stream)
     if len(reply) == 1:
-        raise ConfigurationError(lost_layout(stream))
+        raise LayoutLost(lost_layout(stream))
     older, text = (part.decode() if isinstance(part, bytes) else part for part in reply[1:])
     raise ConfigurationError(_different(older, layout_of(text, older), stream, Layout(partitions)))
 
@@ -215,7 +215,7 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     if partitions > 1 and (lost or not client.exists(stream)):
         return Layout(partitions)
     if lost:
-        raise ConfigurationError(lost_layout(stream))
+        raise LayoutLost(lost_layout(stream))
     return Layout()
 
 

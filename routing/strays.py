@@ -6,28 +6,37 @@ the number of a partition that there is not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
+from bridge.routing.groups import groups_in
+from bridge.routing.ids import id_key
 from bridge.routing.partitions import Layout
 
 #: Numbers above the last partition that are looked at. A producer with another number of partitions uses the next ones.
 ABOVE = 64
+#: Unread entries of a partition that is being left that are counted at most.
+COUNTED = 1000
 
 
 class Stray(NamedTuple):
-    """A stream that nobody reads, and how many entries it has."""
+    """A stream that nobody reads, and how many entries it has. ``left``: it is a partition that is being left, and so
+    many of its entries were never read.
+    """
 
     stream: str
     entries: int
+    left: bool = False
 
 
 def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
     """The strays of ``stream`` that have entries. One round trip when there are none. Raises redis errors.
 
-    Of the layouts before, the stream itself and the first partitions of the last one are looked at.
+    Of the layouts before, the stream itself and the first partitions of the last one are looked at. Of a layout that is
+    being left, each partition: what a program adds there now is not read.
     """
     if not layout.is_split:
         return []
@@ -41,8 +50,9 @@ def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
         if known is not None:
             names = [name for name in names if name not in known.streams(stream)]
     try:
+        left = [] if layout.leaving is None else _left_unread(client, layout.leaving.streams(stream))
         if not client.exists(*names):
-            return []
+            return left
         with client.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.xlen(name)
@@ -50,13 +60,41 @@ def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
     except NoPermissionError:
         return []
     # An error: a key of another type, which no XADD can use.
-    return [Stray(name, length) for name, length in zip(names, lengths, strict=True) if type(length) is int and length]
+    found = [Stray(name, length) for name, length in zip(names, lengths, strict=True) if type(length) is int and length]
+    return [*left, *found]
+
+
+def _left_unread(client: Redis, streams: Sequence[str]) -> list[Stray]:
+    """Those of ``streams`` that have entries which some group has not read."""
+    with client.pipeline(transaction=False) as pipe:
+        for name in streams:
+            pipe.execute_command("XINFO", "GROUPS", name)
+        # An error: the stream is gone already.
+        read_to = [
+            min((group.read_to for group in groups_in(reply).values()), key=id_key, default="0-0")
+            for reply in pipe.execute(raise_on_error=False)
+        ]
+        for name, id_ in zip(streams, read_to, strict=True):
+            pipe.execute_command("XRANGE", name, f"({id_}", "+", "COUNT", COUNTED)
+        unread: list[Any] = pipe.execute(raise_on_error=False)
+    return [
+        Stray(name, len(entries), left=True)
+        for name, entries in zip(streams, unread, strict=True)
+        if not isinstance(entries, Exception) and entries
+    ]
 
 
 def said_of(stray: Stray, stream: str, layout: Layout) -> str:
     """The problem that ``stray`` is, and what to do: one sentence."""
     many = "1 message" if stray.entries == 1 else f"{stray.entries:,} messages"
     streams = layout.streams(stream)
+    if stray.left:
+        least = "at least " if stray.entries == COUNTED else ""
+        return (
+            f"{stray.stream}, an old partition that is being left, has {least}{many} that nobody reads: a program "
+            f"added them with XADD when it had been left; let it choose among {streams[0]} to {streams[-1]} by the "
+            "ticket, push these again, and delete them there"
+        )
     what = "is split" if stray.stream == stream else f"has {layout.partitions} partitions"
     return (
         f"{stray.stream} has {many} that nobody reads, since {stream} {what}: a program adds them with XADD; let it "

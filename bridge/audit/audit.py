@@ -99,6 +99,8 @@ class Audit:
         self._on_rows = on_rows
         self._on_finding = on_finding
         self._begun = False
+        #: Of a lane without a history: how many messages are pending.
+        self._pending = 0
         self._complete = False
         #: The first entry of the history, as the survey saw it. None: the first page was read and began there.
         self._expected_first: str | None = None
@@ -119,7 +121,8 @@ class Audit:
 
     def result(self) -> AuditVerdict:
         """The result of what was read so far."""
-        return AuditVerdict.of(self.auditor, self._coverage(), tuple(self._notes))
+        verdict = AuditVerdict.of(self.auditor, self._coverage(), tuple(self._notes))
+        return verdict if self._begun else replace(verdict, undone=self._pending)
 
     # -- the history ---------------------------------------------------------------------------------------------
 
@@ -205,6 +208,8 @@ class Audit:
         while self.advance():
             pass
         if not self._begun:
+            # There is no history, and nothing else to compare.
+            self._pending = 0 if group is None else group.pending
             return False
         auditor = self.auditor
         if group is None:

@@ -33,9 +33,10 @@ def view(
     others: Sequence[str] = (),
     lanes: Sequence[SubscriptionStatus] = (),
     commands: Advice = NOT_OF_AN_APP,
+    stream: str | None = None,
 ) -> RenderableType:
     """All subscriptions as a table, and their problems. ``others``: more problems. ``lanes``: the same numbers of each
-    lane, if it is about one subscription.
+    lane, if it is about one subscription. ``stream``: the only one that it is about.
     """
     problems = [*(problem for one in found for problem in one.problems(commands)), *others]
     shown = lanes if len(lanes) <= ROWS else [lane for lane in lanes if lane.unfinished][:ROWS]
@@ -47,7 +48,8 @@ def view(
         parts.append(Text(f"! and {len(problems) - PROBLEMS:,} more: --json", "yellow"))
     if len(found) > 1:
         first = next((one for one in found if one.unfinished), found[0])
-        parts.append(Text(f"{commands.of_app('status', '-s', first.name)} shows one of them"))
+        words = ("status", "-s", first.name, *(() if stream is None else ("--stream", stream)))
+        parts.append(Text(f"{commands.of_app(*words)} shows one of them"))
     elif lanes:
         first = next((one for one in lanes if one.unfinished), lanes[0])
         words = ("status", "-s", found[0].name, "--stream", first.streams[0])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
 #: The app of a command without -A (`bridge.cli.main`).
 DEFAULT_APP = "tasks"
+#: Names of subscriptions that can be part of the name of a node.
+_FIT = re.compile("[A-Za-z0-9_.-]{1,60}")
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,13 @@ class Advice:
 
     @property
     def worker(self) -> str:
-        """The command that starts a worker."""
-        return f"`celery -A {shlex.quote(self.app or DEFAULT_APP)} worker -n w1@%h`"
+        """The command that starts a worker. Where the app has several subscriptions, a worker of another one may have
+        the usual name: two of one name stop each other.
+        """
+        name = "w1"
+        if self.subscription is not None and _FIT.fullmatch(self.subscription):
+            name = f"w1-{self.subscription}"
+        return f"`celery -A {shlex.quote(self.app or DEFAULT_APP)} worker -n {name}@%h`"
 
     def of_app(self, *words: str) -> str:
         """A command about the app."""

@@ -20,9 +20,9 @@ from tests.chaos.recording import WATCHER
 #: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
 #: up to 30 s for results that nobody reads after a lost connection.
 STOP_PATIENCE_S = 45.0
-#: What a process says that ends at its start since the server was away, since a pool process was killed before Celery
-#: had looked whether all had started, or since no master has stored a lost layout of an older version again yet.
-GAVE_UP = ("cannot reach Redis", "Could not start worker processes", "its layout is lost")
+#: What a process says that ends at its start since the server was away, or since a pool process was killed before
+#: Celery had looked whether all had started.
+GAVE_UP = ("cannot reach Redis", "Could not start worker processes")
 
 
 class Seat:

@@ -117,7 +117,7 @@ def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
         }
 
     def shown(found: _Several) -> RenderableType:
-        return subscription_view.view(found.subscriptions, found.problems, found.lanes, commands)
+        return subscription_view.view(found.subscriptions, found.problems, found.lanes, commands, target.version)
 
     return _Shown(read, document, shown, lambda found: subscription_view.line(found.subscriptions))
 

@@ -67,7 +67,8 @@ class Lag:
         #: Most messages that may be pending; None: no limit.
         self._ahead = self._most_ahead(self._most())
         self._parked = False
-        self._skipped = 0
+        #: How many were skipped in this term, and how many of them the log has named.
+        self._skipped = self._said = 0
         self._say_at = 0.0
         #: Whether there is more to skip than `excess`, so that the lane is to be compared again at once.
         self.again = False
@@ -94,6 +95,7 @@ class Lag:
 
     def look(self) -> None:
         """Compares the lane with its limit."""
+        self._say()
         if not self._limit or time.monotonic() < self._look_at:
             return
         self._measure()
@@ -120,8 +122,12 @@ class Lag:
         """Notes that so many of the oldest unread entries were read and acknowledged."""
         self._skipped += number
         self.excess = max(0, self.excess - number) if number else 0
-        if number and time.monotonic() >= self._say_at:
+
+    def _say(self) -> None:
+        """Logs how many were skipped. Not while more are to be skipped at once: the number would be too small."""
+        if self._skipped > self._said and not self.excess and not self.again and time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + SAY_S
+            self._said = self._skipped
             logger.error("the lane is beyond bridge_max_lag: skipped %d messages in this term", self._skipped)
 
     def _measure(self) -> None:

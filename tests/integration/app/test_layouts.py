@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
+import bridge
+from bridge.app.joining import read_layouts, store_layout
+from bridge.routing.errors import LayoutLost
 from bridge.routing.keys import layout_key
-from bridge.routing.partitions import partition_of
+from bridge.routing.layouts import text_of_layout
+from bridge.routing.partitions import Layout, partition_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
@@ -46,6 +53,34 @@ def test_masters_store_a_lost_layout_again_and_other_producers_find_it(
     assert [f"{id_}@p1" for id_, _ in four.redis.xrange(f"{STREAM}:p1")] == ids
     assert not four.redis.exists(STREAM)
     other.app.bridge.client.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "join"),
+    [("orders:v2", read_layouts), ("orders:v2", store_layout), ("orders", store_layout)],
+    ids=["its own, read", "its own, stored", "of an older version, stored"],
+)
+def test_a_process_that_starts_waits_for_a_lost_layout(
+    own_server: EmbeddedServer, join: Callable[..., Any], stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its stream, or of an older version: a master that runs stores it again."""
+    app = bridge.install(Celery("shop", broker=own_server.url, set_as_current=False))
+    split = stream == "orders"
+    app.conf.update(bridge_stream="orders:v2", bridge_follows=["orders"], bridge_partitions=2 if split else 1)
+    with own_server.client() as redis, own_server.client() as master:
+        # Given a stream whose second partition a producer has not used yet, or one that another app has split
+        redis.xgroup_create(f"{stream}:p0", "g", "0", mkstream=True)
+        monkeypatch.setattr("bridge.app.joining.LOST_S", 0.2)
+        with pytest.raises(LayoutLost, match="its layout is lost"):
+            join(app, redis)
+        monkeypatch.setattr("bridge.app.joining.LOST_S", 20.0)
+        text = text_of_layout(Layout(2))
+        store = threading.Timer(0.5, master.set, (layout_key(stream), text))
+        store.start()
+        join(app, redis)
+        store.join()
+        assert redis.get(layout_key(stream)) == text.encode()
+        redis.flushall()
 
 
 def test_messages_that_no_partition_has_are_named(four: Partitions, own_server: EmbeddedServer) -> None:

@@ -203,6 +203,15 @@ def test_an_empty_lane_is_nothing_to_audit(redis: Redis) -> None:
     assert not verdict.ok
 
 
+def test_without_a_history_the_undone_messages_are_the_pending_ones(redis: Redis) -> None:
+    keys = WrittenLane(redis, TrueLane()).keys
+    for _ in range(3):
+        redis.xadd(keys.stream, {"ticket_id": "T"})
+    redis.xreadgroup(keys.group, "master", {keys.stream: ">"}, count=2)
+    verdict = audit(redis, keys)
+    assert (verdict.undone, verdict.ok) == (2, False)
+
+
 def test_entries_need_not_be_utf8(redis: Redis) -> None:
     written = WrittenLane(redis, TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)]))
     written.finish()

@@ -425,3 +425,20 @@ def test_a_user_without_permission_to_look_gets_one_line(
             assert said.stderr.startswith("Error: this Redis user may not do that")
             assert said.stderr.count("\n") == 1
     redis.execute_command("ACL", "DELUSER", "looker")
+
+
+def test_what_a_status_advises_keeps_to_its_stream_and_names_a_worker_that_no_other_subscription_has(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_default_task": None, "bridge_follows": ["old"]}
+    for stream in ("old", "ticket_stream"):
+        for name in SUBSCRIPTIONS:
+            redis.xgroup_create(stream, name, "0", mkstream=True)
+    redis.xadd("old", {"ticket_id": "T", "payload": "{}"})
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        advised = shell("status", "--stream", "old").stdout
+        assert "status -s billing --stream old` shows one of them" in " ".join(advised.split())
+        assert "--stream" not in shell("status").stdout.rpartition("shows one of them")[0].rpartition("`bridge")[2]
+        # w1 may serve the other one: of two workers with one name the second one ends.
+        said = " ".join(shell("status", "-s", "search", "--stream", "old").stdout.split())
+        assert "worker -n w1-search@%h" in said
