@@ -11,6 +11,10 @@ from functools import cached_property
 from urllib.parse import quote
 
 
+#: Keys of one consumer, and their owner.
+_OF_CONSUMERS = tuple((kind, "consumer") for kind in ("lease", "held", "queue", "given", "acknowledged", "state"))
+
+
 @dataclass(frozen=True)
 class LaneKeys:
     """Names of the keys of one lane, the pair (stream, consumer group)."""
@@ -197,6 +201,25 @@ class LaneKeys:
         """List: the Celery queue of one consumer. The leader pushes, the worker pops; a new registration deletes it."""
         return f"{self.prefix}:queue:{consumer}"
 
+    def given(self, incarnation: str) -> str:
+        """Hash with PX, fence -> ``<message id> <given at, Unix us> <bytes of the ticket> <ticket><Celery message>``:
+        what an HTTP consumer was given and has not acknowledged.
+
+        ``next`` adds, ``acknowledge`` deletes. It lives as long as the lease. Bounded by the consumer's concurrency.
+        """
+        return f"{self.prefix}:given:{incarnation}"
+
+    def acknowledged(self, incarnation: str) -> str:
+        """Sorted set with PX, ``<message id> <fence> <kind>`` by fence: the last messages that an HTTP consumer has
+        acknowledged, so that a call that is repeated gets the same answer. It lives as long as the lease. Bounded.
+        """
+        return f"{self.prefix}:acknowledged:{incarnation}"
+
+    @cached_property
+    def dispatched(self) -> str:
+        """Not a key: the channel on which the leader names HTTP consumers that it has just sent something."""
+        return f"{self.prefix}:dispatched"
+
     def owner_of(self, key: str) -> str | None:
         """The owner of ``key``, for the check that each key has one; None when it is not a key of this lane.
 
@@ -231,13 +254,7 @@ class LaneKeys:
         }
         if key in fixed:
             return fixed[key]
-        for kind, owner in (
-            ("lease", "consumer"),
-            ("held", "consumer"),
-            ("queue", "consumer"),
-            ("state", "consumer"),
-            ("reply", "leader"),
-        ):
+        for kind, owner in (*_OF_CONSUMERS, ("reply", "leader")):
             if key.startswith(f"{self.prefix}:{kind}:"):
                 return owner
         return None
@@ -349,6 +366,13 @@ def push_once(stream: str, idempotency_key: str) -> str:
 def push_tickets(prefix: str, period: int) -> str:
     """Hash ticket -> last sequence number, with EX: tickets that were written to in one period. Expires."""
     return f"{prefix}:tickets:{period}"
+
+
+def http_consumer(stream: str, incarnation: str) -> str:
+    """String (JSON) with PX: an incarnation of an HTTP consumer: its name, its lanes and its concurrency
+    (`bridge.http.incarnations`). Registration writes it, a heartbeat renews it. It outlives the leases for an hour.
+    """
+    return f"{_tagged(stream)}/http:{incarnation}"
 
 
 def push_waiting(stream: str) -> str:

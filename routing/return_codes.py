@@ -32,6 +32,7 @@ class ReturnCode(Enum):
     OTHER = "OTHER"
     AGAIN = "AGAIN"
     STALE = "STALE"
+    UNKNOWN = "UNKNOWN"
     WAIT = "WAIT"
     ERR = "ERR"
     LAYOUT = "LAYOUT"

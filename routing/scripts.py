@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import NoScriptError
 
 #: The place of the Lua files. It may be inside an archive: executors of Spark get the package as one.
@@ -35,6 +36,13 @@ class Script:
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
         except NoScriptError:
             return client.execute_command("EVAL", self.text, len(keys), *keys, *args)
+
+    async def arun(self, client: AsyncRedis, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
+        """As `run`, for asyncio."""
+        try:
+            return await client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await client.execute_command("EVAL", self.text, len(keys), *keys, *args)
 
     def run_each(self, client: Redis, calls: Sequence[Sequence[Argument]]) -> list[Any]:
         """Runs the script once for each of ``calls`` (number of keys, keys, arguments), in one round trip; in two when

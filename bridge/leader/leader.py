@@ -21,6 +21,7 @@ import orjson
 
 from bridge.app.traits import Traits
 from bridge.leader.consumers.lease_watch import LeaseWatch
+from bridge.leader.consumers.http_wakes import HttpWakes
 from bridge.leader.consumers.leases import Leases
 from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
@@ -137,6 +138,7 @@ class Leader:
             else Steps(term, lane, self._planner, envelopes, settling)
         )
         steps.after_write.append(self._intake.settled)
+        steps.after_write.append(HttpWakes(term, lane).written)
         reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
         pending = PendingList(term, lane)
         self._lag = Lag(term, pending)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bridge.protocol.registration import HTTP
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.membership import meet
 from bridge.routing.return_codes import ReturnCode, text_of
@@ -115,7 +116,9 @@ def facts(app: Celery, settings: LaneSettings, *, master: bool) -> dict[str, Any
     """What a member of ``app`` says of itself."""
     names = (*SHARED, *OF_MASTERS) if master else SHARED
     compared = settings.model_dump(mode="json", include=set(names))
-    return {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": compared}
+    said = {"app": app_name(app), "version": package_version(), "format": LANE_FORMAT, "settings": compared}
+    # A master of an older version says nothing: it would send bundles to an HTTP consumer.
+    return {**said, "kinds": [HTTP]} if master else said
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -127,6 +130,11 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     both = [name for name in ours if name in others]
     found += [f"bridge_{name} is {ours[name]} (there {others[name]})" for name in both if ours[name] != others[name]]
     return found
+
+
+def leads_http(text: bytes | None) -> bool:
+    """Whether the master that led last knows HTTP consumers. ``text``: as for `leaders_facts`."""
+    return text is None or HTTP in leaders_facts(text).get("kinds", ())
 
 
 def leaders_facts(text: bytes | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@
 | ``queue``, ``slots``, ``pool``, ``pid`` | where it takes from, how many messages at once, by which pool, its process |
 | ``lease_ms`` | the length of its lease |
 | ``leaving`` | there when it shuts down |
+| ``kind`` | ``http`` of a consumer that came over HTTP (`HTTP`); a Celery worker has none |
+| ``health_url`` | what the master may ask whether an HTTP consumer lives; not there without |
 | ``tasks`` | names of the tasks that it can run here, sorted |
 | ``queues`` | Celery queues that it consumes, without its own one |
 | ``elsewhere`` | task -> Celery queue: tasks that it knows, and that are meant for consumers of another queue |
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +34,8 @@ import orjson
 TRAITS = ("max_attempts", "on_dead", "bundle", "limits", "ignore_result")
 #: Most bytes of an unreadable registration that an error shows.
 SHOWN_BYTES = 200
+#: The kind of a consumer that came over HTTP.
+HTTP = "http"
 #: What a member says of itself.
 FACTS = ("app", "version", "format", "settings")
 
@@ -62,15 +67,17 @@ class Profile:
     queue: str
     changing: ChangingFacts
     pool: str
-    pid: int
+    pid: int | None
     #: Start of the process, Unix time in seconds.
     started: float
     #: `bridge.protocol.agreement.facts`
     facts: Mapping[str, Any]
+    #: Fields that only some kinds of consumers have: ``kind``, ``health_url``.
+    of_kind: Mapping[str, str] = MappingProxyType({})
 
     def text(self, incarnation: str, since: float, lease_ms: int) -> bytes:
         """The registration of an incarnation."""
-        of_process = {"pool": self.pool, "pid": self.pid, "started": self.started, **self.facts}
+        of_process = {"pool": self.pool, "pid": self.pid, "started": self.started, **self.facts, **self.of_kind}
         of_incarnation = {"incarnation": incarnation, "since": since, "lease_ms": lease_ms}
         return orjson.dumps({"queue": self.queue, **self.changing.fields(), **of_process, **of_incarnation})
 
@@ -97,6 +104,9 @@ class Registration:
     traits: Mapping[str, Mapping[str, Any]]
     #: Its version and settings, as far as it said them.
     facts: Mapping[str, Any]
+    #: '': a Celery worker.
+    kind: str = ""
+    health_url: str | None = None
 
 
 def read_registration(text: bytes) -> Registration:
@@ -119,6 +129,8 @@ def read_registration(text: bytes) -> Registration:
             elsewhere=fields.get("elsewhere") or {},
             traits=fields.get("traits") or {},
             facts={name: fields[name] for name in FACTS if name in fields},
+            kind=str(fields.get("kind", "")),
+            health_url=fields.get("health_url"),
         )
     except (ValueError, TypeError, LookupError) as exc:
         raise ValueError(f"a registration that cannot be read: {text[:SHOWN_BYTES]!r}") from exc

@@ -13,6 +13,7 @@ from bridge.leader.picture.pieces import Consumer
 from bridge.protocol.agreement import differences
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
+from bridge.protocol.registration import HTTP
 from bridge.routing.policies import PolicyName
 from bridge.routing.transitions import drain
 
@@ -94,6 +95,7 @@ class Consumers:
             self._compare(name, registration)
             return consumer
         known.registration = registration
+        known.takes_bundles = registration.kind != HTTP
         # Its pool may have grown or shrunk.
         known.slots = max(1, registration.slots)
         if known.empty != (registration.slots < 1):

@@ -118,6 +118,8 @@ class Room:
         """Whether ``consumer`` has room."""
         if consumer.parcels + len(self.chosen.get(consumer, ())) < consumer.slots:
             return True
+        if not consumer.takes_bundles:
+            return False
         if consumer.bytes + self._planned_to.get(consumer, 0) >= consumer.slots * AHEAD * PARCEL_BYTES:
             return False
         return consumer.backlog_ms + self._promised.get(consumer, 0.0) < consumer.slots * self._ahead_ms

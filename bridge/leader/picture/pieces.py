@@ -6,6 +6,7 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from bridge.protocol.registration import HTTP
 from bridge.routing.messages import Message
 from bridge.routing.records import LostAttempt
 
@@ -212,6 +213,7 @@ class Consumer:
         "ready",
         "registration",
         "stuck",
+        "takes_bundles",
         "tickets",
     )
 
@@ -225,6 +227,9 @@ class Consumer:
         tasks: frozenset[str] | None = None,
     ) -> None:
         self.name = name
+        #: Whether it is a Celery worker. A consumer over HTTP gets no bundles, and no more messages than it has slots:
+        #: it takes a message when it can begin it.
+        self.takes_bundles = registration is None or registration.kind != HTTP
         self.incarnation = incarnation
         self.queue = queue
         #: Whether the consumer may get any message, and not only the suspect that it is kept for.

@@ -143,7 +143,7 @@ class Planner:
                 continue
             service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
             # A message that was cut off goes alone: its rollback runs first, and must not delay other messages.
-            bundled = ticket.lost is None and self._bundled(head, service)
+            bundled = consumer.takes_bundles and ticket.lost is None and self._bundled(head, service)
             (mates if bundled else alone).append(ticket)
         for ticket in alone:
             self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.leader.step.history_cap import HistoryCap
 from bridge.leader.step.inbox import Inbox
 from bridge.protocol.envelope import OPENING, Envelopes
+from bridge.protocol.names import WorkerRequest
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.routing.batch import Batch, Dispatch
 from bridge.routing.ids import id_key
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from bridge.leader.picture.planner import Planner
     from bridge.leader.picture.settling import Settling
     from bridge.leader.step.term import Term
-    from bridge.protocol.names import WorkerRequest
 
 #: Outcome entries in one read.
 READ_COUNT = 500
@@ -102,6 +102,9 @@ class Steps:
 
     def request(self, consumer: Consumer, request: WorkerRequest, batch: Batch) -> None:
         """Sends a request to a worker, through its queue."""
+        if request is WorkerRequest.GIVE_BACK and not consumer.takes_bundles:
+            # What it was given, it may have begun.
+            return
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
         # The script puts a fence into every text. No message uses this fence.
         batch.fences += 1

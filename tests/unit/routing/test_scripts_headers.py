@@ -114,9 +114,11 @@ def test_every_script_has_exactly_one_typed_wrapper() -> None:
         }
         made += names.values()
         # The function that runs a script has its name, all its arguments and its reply typed
-        for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+        for function in (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
             for node in ast.walk(function):
-                if not (isinstance(node, ast.Attribute) and node.attr == "run" and isinstance(node.value, ast.Name)):
+                if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+                    continue
+                if node.attr not in ("run", "arun"):
                     continue
                 callers.setdefault(names[node.value.id], []).append(function.name)
                 assert function.returns is not None
