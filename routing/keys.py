@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
 
-
 #: Keys of one consumer, and their owner.
 _OF_CONSUMERS = tuple((kind, "consumer") for kind in ("lease", "held", "queue", "given", "acknowledged", "state"))
 
@@ -215,7 +214,6 @@ class LaneKeys:
         """
         return f"{self.prefix}:acknowledged:{incarnation}"
 
-    @cached_property
     def dispatched(self) -> str:
         """Not a key: the channel on which the leader names HTTP consumers that it has just sent something."""
         return f"{self.prefix}:dispatched"

@@ -12,7 +12,7 @@ from typing import Any
 from bridge.routing.keys import LaneKeys
 
 #: Kinds of keys that expire when they are not renewed.
-MUST_EXPIRE = ("leader", "lease:", "held:", "reply:")
+MUST_EXPIRE = ("leader", "lease:", "held:", "given:", "acknowledged:", "reply:")
 
 
 def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = ()) -> list[str]:

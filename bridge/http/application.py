@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from bridge.http import health, pushing, views
+from bridge.http import consumer_routes, health, pushing, views
+from bridge.http.consumer_routes import Consumers
 from bridge.http.description import describe_truly
 from bridge.http.limits import Limited
 from bridge.http.problems import handle_problems
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.http.site import Site
 
 #: All routes, in the order of the description.
-ROUTERS = (health.router, pushing.router, views.router)
+ROUTERS = (health.router, pushing.router, consumer_routes.router, views.router)
 
 ABOUT = """Consumers and producers in any language, for the lanes of one Celery app with the bridge.
 
@@ -51,4 +52,5 @@ def make_application(site: Site) -> ASGIApp:
     """The application of a server."""
     application = describe(is_open=site.access.is_open)
     application.state.site = site
+    application.state.consumers = Consumers(site)
     return Limited(application, site)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from bridge.app.traits import Traits
-from bridge.leader.consumers.lease_watch import LeaseWatch
 from bridge.leader.consumers.http_wakes import HttpWakes
+from bridge.leader.consumers.lease_watch import LeaseWatch
 from bridge.leader.consumers.leases import Leases
 from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers

@@ -23,8 +23,7 @@ reads a text again only when it changed, and consumers that can run the same sha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -73,7 +72,7 @@ class Profile:
     #: `bridge.protocol.agreement.facts`
     facts: Mapping[str, Any]
     #: Fields that only some kinds of consumers have: ``kind``, ``health_url``.
-    of_kind: Mapping[str, str] = MappingProxyType({})
+    of_kind: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, incarnation: str, since: float, lease_ms: int) -> bytes:
         """The registration of an incarnation."""

@@ -41,7 +41,7 @@ class HttpWakes:
         if not names:
             return
         try:
-            self._term.wire.call("PUBLISH", self._term.keys.dispatched, orjson.dumps(names))
+            self._term.wire.call("PUBLISH", self._term.keys.dispatched(), orjson.dumps(names))
         except ResponseError as exc:
             self._may_publish = False
             logger.warning("cannot wake the long polls of HTTP consumers, which look once a second: %s", exc)

@@ -14,7 +14,7 @@ from bridge.routing.keys import LaneKeys
 FIXED = sorted(
     name for name, member in getmembers(LaneKeys) if isinstance(member, cached_property) and name != "prefix"
 )
-NAMED = ("lease", "held", "queue", "state", "reply")
+NAMED = ("lease", "held", "queue", "given", "acknowledged", "state", "reply")
 #: Names that try to look like another key.
 HOSTILE = ["g", "a:b", "leader", "g:leader", "lease:x", "}", "{x}", "%3A", ":", "é", "a/b", "queue:w1@a", "\n", "*"]
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(alphabet="ab:{}%/@.", min_size=1, max_size=8))
@@ -36,9 +36,8 @@ def every_key(keys: LaneKeys, consumers: list[str]) -> dict[tuple[str, ...], str
 
 def owner(kind: str) -> str:
     """Who owns the keys of a kind."""
-    if kind in ("lease", "held", "queue", "state", "state_home"):
-        return "consumer"
-    return "operator" if kind == "dead" else "leader"
+    of_consumers = ("lease", "held", "queue", "given", "acknowledged", "state")
+    return "operator" if kind == "dead" else "consumer" if kind in of_consumers else "leader"
 
 
 def hash_tag(key: str) -> str:

@@ -1,0 +1,157 @@
+"""HTTP consumers register, renew their leases, and leave.
+
+A consumer serves all lanes of one subscription, with one incarnation: it registers in all of them in one step, and when
+the lease of one lane is over, the incarnation is over. A name has one living incarnation, as among Celery workers: who
+registers under a name whose lease holds waits until it is over, and is refused when it goes on being renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.app.lanes import AppLane, subscriptions_of
+from bridge.http.incarnations import Incarnation, lease_over
+from bridge.http.problems import Problem, unavailable
+from bridge.protocol.agreement import facts, leads_http
+from bridge.protocol.drain_orders import read_drain_order
+from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, read_registration
+from bridge.routing.http_consumers import Enlisting, Heartbeat, enlist, heartbeat, leave
+from bridge.routing.return_codes import ReturnCode
+
+if TYPE_CHECKING:
+    from bridge.http.consumer_forms import Registering
+    from bridge.http.incarnations import Incarnations
+    from bridge.http.site import Site
+
+#: Longest time between two looks at the lease of another consumer of the same name, in seconds.
+LOOK_S = 0.25
+
+GO_ON, QUIET, LEAVE = "go on", "quiet", "leave"
+
+
+class Registry:
+    """The registrations of a server. For its event loop."""
+
+    def __init__(self, site: Site, incarnations: Incarnations) -> None:
+        self._site = site
+        self._incarnations = incarnations
+
+    def lanes_of(self, subscription: str | None) -> Sequence[AppLane]:
+        """The lanes of a subscription; None: of the only one. Raises `Problem`."""
+        found = subscriptions_of(self._site.app)
+        known = ", ".join(found)
+        if subscription is None:
+            if len(found) > 1:
+                raise Problem(400, f"this app has {len(found)} subscriptions: name one of {known}")
+            return next(iter(found.values()))
+        if subscription not in found:
+            raise Problem(404, f"there is no such subscription; this app has: {known}")
+        return found[subscription]
+
+    async def register(self, asked: Registering, lanes: Sequence[AppLane]) -> Incarnation:
+        """Begins an incarnation in ``lanes``. Raises `Problem`, and redis errors."""
+        self._check(asked, lanes)
+        lease_ms = lanes[-1].settings.lease_ms
+        until = time.monotonic() + 1.5 * lease_ms / 1000
+        while True:
+            incarnation = Incarnation(
+                id=uuid.uuid4().hex,
+                name=asked.name,
+                subscription=lanes[0].name,
+                streams=tuple(lane.settings.stream for lane in lanes),
+                slots=asked.concurrency,
+                lease_ms=lease_ms,
+                started=time.time(),
+            )
+            code, left_ms = await self._try(asked, lanes, incarnation)
+            if code is ReturnCode.OK:
+                self._incarnations.add(incarnation)
+                return incarnation
+            if code is ReturnCode.HELD and time.monotonic() > until:
+                raise Problem(
+                    409,
+                    "another consumer of this name is registered and renews its lease: give this one a name of its own",
+                )
+            if self._site.stopping.is_set():
+                raise unavailable("this master stops; use another one")
+            if code is ReturnCode.HELD:
+                await asyncio.sleep(min(LOOK_S, left_ms / 1000 + 0.01))
+
+    async def _try(
+        self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation
+    ) -> tuple[ReturnCode, int]:
+        redis = await self._site.redis()
+        async with redis.pipeline(transaction=False) as pipe:
+            for lane in lanes:
+                pipe.hget(lane.settings.keys.consumers, asked.name)
+                pipe.hget(lane.settings.keys.about, "master")
+            replies: list[Any] = await pipe.execute()
+        if not all(leads_http(text) for text in replies[1::2]):
+            raise unavailable("a master of an older version leads this subscription: upgrade the masters first")
+        enlisting = [
+            Enlisting(
+                lane.settings.keys,
+                incarnation.lease_ms,
+                self._profile(asked, lane, incarnation).text(incarnation.id, incarnation.started, incarnation.lease_ms),
+                (text, read_registration(text).incarnation) if text else None,
+            )
+            for lane, text in zip(lanes, replies[::2], strict=True)
+        ]
+        record = (self._incarnations.key(incarnation.id), incarnation.text(), incarnation.record_ms)
+        return await enlist(redis, incarnation.name, incarnation.id, record, enlisting)
+
+    def _profile(self, asked: Registering, lane: AppLane, incarnation: Incarnation) -> Profile:
+        tasks = lane.tasks if asked.tasks is None else asked.tasks
+        of_kind = {"kind": HTTP}
+        if asked.health_url is not None:
+            of_kind["health_url"] = asked.health_url
+        return Profile(
+            queue=lane.settings.keys.queue(asked.name),
+            changing=ChangingFacts(asked.concurrency, RunnableTasks(sorted(set(tasks)), [], {}, {})),
+            pool="http",
+            pid=None,
+            started=incarnation.started,
+            facts=facts(self._site.app, lane.settings, master=False),
+            of_kind=of_kind,
+        )
+
+    def _check(self, asked: Registering, lanes: Sequence[AppLane]) -> None:
+        master = lanes[0].settings.master
+        if asked.name == master:
+            raise Problem(400, f"name: {master!r} is the name of the masters; choose another one")
+        if asked.tasks is None and not lanes[0].tasks:
+            raise Problem(400, "tasks: the app has no task of this subscription: name the tasks that it can run")
+        if not lanes[0].is_subscription:
+            return
+        foreign = sorted(lanes[0].elsewhere.intersection(asked.tasks or ()))
+        if foreign:
+            raise Problem(400, f"tasks: {foreign[0]!r:.200} belongs to another subscription")
+
+    async def heartbeat(self, incarnation: Incarnation, asked: Sequence[tuple[str, int]] = ()) -> Heartbeat:
+        """Renews the leases. ``asked``: messages to ask about. Raises `Problem` (410), and redis errors."""
+        redis = await self._site.redis()
+        record = (self._incarnations.key(incarnation.id), incarnation.record_ms)
+        facts_ = (incarnation.lanes, incarnation.name, incarnation.id, record, incarnation.lease_ms, asked)
+        found = await heartbeat(redis, *facts_)
+        if found is None:
+            raise lease_over()
+        return found
+
+    def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
+        """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
+        lanes = subscriptions_of(self._site.app).get(incarnation.subscription, ())
+        if {lane.settings.stream for lane in lanes} != set(incarnation.streams):
+            # The stream has another layout.
+            return LEAVE
+        drained = any(text and read_drain_order(text).started == incarnation.started for text in found.drains)
+        return QUIET if drained else GO_ON
+
+    async def leave(self, incarnation: Incarnation) -> None:
+        """Ends the leases. Raises `Problem` (410), and redis errors."""
+        redis = await self._site.redis()
+        if await leave(redis, incarnation.lanes, incarnation.name, incarnation.id) is ReturnCode.LATE:
+            raise lease_over()

@@ -1,0 +1,227 @@
+"""HTTP consumers with a real master over real HTTP: order, one at a time, fences, leases."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.http.http_consumers import HttpLane, call
+from tests.keycheck import check_keys
+
+Messages = list[dict[str, Any]]
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
+    lane = HttpLane(nodes, own_server, tmp_path)
+    lane.master("m1")
+    return lane
+
+
+def test_one_consumer_gets_the_messages_of_a_ticket_in_order_and_one_at_a_time(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1", 4)
+    ids = [lane.push("T1", {"n": n}) for n in range(3)]
+    other = lane.push("T2", {"n": 0.1, "text": "é\u2028", "large": 2**70})
+    got: Messages = []
+
+    def both() -> bool:
+        got.extend(consumer.next(4, 5, tuple(message["fence"] for message in got)))
+        return len(got) == 2
+
+    wait_until(both, description="a message of each ticket")
+    assert {message["message_id"] for message in got} == {ids[0], other}
+    assert consumer.next(4, 0.2, tuple(m["fence"] for m in got)) == []
+    by_id = {message["message_id"]: message for message in got}
+    assert by_id[other]["payload"] == {"n": 0.1, "text": "é\u2028", "large": 2**70}
+    assert (by_id[other]["ticket_id"], by_id[other]["attempt"], by_id[other]["task"]) == ("T2", 1, "counter.append")
+    assert by_id[other]["deadline_ms"] > time.time() * 1000
+    assert consumer.acknowledge(by_id[other]).status == 200
+    for id_ in ids:
+        message = consumer.one()
+        assert message["message_id"] == id_
+        assert lane.in_flight("h1") == [id_]
+        assert consumer.acknowledge(message).body == {"message_id": id_, "status": 200}
+    lane.wait_done(4)
+    lane.assert_at_rest()
+    check_keys(lane.redis, lane.keys, allowed=("_kombu.*",))
+    assert consumer.leave().status == 200
+    wait_until(lambda: not lane.redis.exists(lane.keys.consumers), description="the registration to be gone")
+    check_keys(lane.redis, lane.keys, allowed=("_kombu.*",))
+
+
+def test_a_receive_that_is_repeated_returns_the_same_messages_until_they_are_acknowledged(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1", 2)
+    for n in range(3):
+        lane.push(f"T{n}", {"n": n})
+    first = consumer.next(1)
+    assert [message["fence"] for message in consumer.next(1)] == [first[0]["fence"]]
+    wait_until(lambda: len(consumer.next(9)) == 2, description="two messages, since its concurrency is 2")
+    fences = [message["fence"] for message in consumer.next(9)]
+    assert len(fences) == 2
+    assert first[0]["fence"] in fences
+    # It has as many as its concurrency
+    assert consumer.next(9, 0.3, tuple(fences)) == []
+    assert [message["fence"] for message in consumer.next(9)] == fences
+    assert consumer.acknowledge(first[0]).status == 200
+    third = consumer.next(9, 5, (*fences,))
+    assert third[0]["fence"] not in fences
+    assert first[0]["fence"] not in [message["fence"] for message in consumer.next(9)]
+
+
+def test_outcomes_are_those_of_workers(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+    id_ = lane.push("T1", {"n": 0})
+    lane.push("T1", {"n": 1})
+    assert consumer.acknowledge(consumer.one(), "failed", error="no stock", delay=0).status == 200
+    again = consumer.one()
+    assert (again["message_id"], again["attempt"]) == (id_, 2)
+    assert consumer.acknowledge(again, "refused", error="busy", delay=0.1).status == 200
+    third = consumer.one()
+    assert (third["message_id"], third["attempt"]) == (id_, 2)
+    assert third["fence"] > again["fence"]
+    assert consumer.acknowledge(third, "dead", error="cannot be").status == 200
+    assert consumer.acknowledge(consumer.one()).status == 200
+    lane.wait_done(2)
+    [letter] = lane.dead_letters()
+    assert (letter["message_id"], letter["error"]) == (id_, "cannot be")
+    assert (lane.count("done"), lane.count("dead"), lane.count("failed"), lane.count("nacked")) == (1, 1, 2, 1)
+    lane.assert_at_rest()
+
+
+def test_wrong_fences_foreign_ids_and_other_incarnations_change_nothing(lane: HttpLane) -> None:
+    consumer, other = lane.consumer("h1"), lane.consumer("h2")
+    lane.push("T1", {"n": 0})
+    holders: dict[str, Any] = {}
+
+    def given() -> bool:
+        for one in (consumer, other):
+            for message in one.next(1, 0):
+                holders[one.name] = (one, message)
+        return bool(holders)
+
+    wait_until(given, description="one of them to get the message")
+    [(mine, message)] = holders.values()
+    foreign = other if mine is consumer else consumer
+    assert mine.acknowledge({**message, "fence": message["fence"] + 1}).status == 409
+    assert mine.acknowledge({**message, "message_id": "1-1"}).status == 404
+    assert foreign.acknowledge(message).status == 404
+    assert foreign.extend(message).status == 409
+    assert mine.extend(message).status == 200
+    incarnation, mine.incarnation = mine.incarnation, foreign.incarnation
+    assert mine.acknowledge(message).status == 404
+    mine.incarnation = "f" * 32
+    assert (mine.acknowledge(message).status, mine.ask().status, mine.heartbeat().status) == (404, 404, 404)
+    mine.incarnation = incarnation
+    assert lane.count("done") == 0
+    good, wrong = mine.item(message), mine.item({**message, "fence": 1})
+    assert mine.acknowledge_all([wrong, good, good, {**good, "outcome": "failed"}]) == [409, 200, 200, 409]
+    assert mine.acknowledge(message).status == 200
+    assert mine.acknowledge(message, "dead").status == 409
+    lane.wait_done(1)
+    lane.assert_at_rest()
+    assert (lane.count("done"), lane.count("dead")) == (1, 0)
+
+
+def test_the_acknowledgement_of_a_consumer_whose_lease_is_over_is_refused_and_its_ticket_moves(lane: HttpLane) -> None:
+    late = lane.consumer("h1")
+    lane.push("T1", {"n": 0})
+    message = late.one()
+    began = time.monotonic()
+    other = lane.consumer("h2")
+    moved: Messages = []
+
+    def got() -> bool:
+        other.heartbeat()
+        moved.extend(other.next(1, 0.2))
+        return bool(moved)
+
+    wait_until(got, description="the ticket to move", timeout_s=20)
+    assert 1.5 < time.monotonic() - began < 2 + 1 + 1.5
+    assert moved[0]["message_id"] == message["message_id"]
+    assert moved[0]["fence"] > message["fence"]
+    assert late.acknowledge(message).status == 410
+    assert (late.ask().status, late.heartbeat().status, late.extend(message).status) == (410, 410, 410)
+    assert late.leave().status == 410
+    assert other.acknowledge(moved[0]).status == 200
+    lane.wait_done(1)
+    lane.assert_at_rest()
+
+
+def test_a_consumer_that_leaves_gives_its_tickets_up_at_once(lane: HttpLane) -> None:
+    first, second = lane.consumer("h1", 4), None
+    lane.push("T1", {"n": 0})
+    message = first.one()
+    second = lane.consumer("h2")
+    assert first.leave().status == 200
+    began = time.monotonic()
+    moved = second.one()
+    assert time.monotonic() - began < 1.5
+    assert (moved["message_id"], moved["attempt"]) == (message["message_id"], 1)
+    assert first.acknowledge(message).status == 410
+
+
+def test_a_name_has_one_living_incarnation(lane: HttpLane) -> None:
+    first = lane.consumer("h1")
+    body = {"name": "h1", "concurrency": 1}
+    # It is not renewed, so the second one waits for its end
+    began = time.monotonic()
+    answer = call(first.port, "POST", "/api/consumers/register", body)
+    assert answer.status == 200
+    assert 1 < time.monotonic() - began < 4
+    assert first.heartbeat().status == 410
+    first.incarnation = answer.body["incarnation"]
+    assert first.heartbeat().body == {"wants": "go on", "lease_ms": 2000}
+
+
+def test_any_master_answers_any_call_and_one_that_dies_loses_nothing(lane: HttpLane) -> None:
+    lane.master("m2")
+    consumer = lane.consumer("h1", 2)
+    lane.push("T1", {"n": 0})
+    message = consumer.one()
+    consumer.port = lane.ports["m2"]
+    assert consumer.next()[0]["fence"] == message["fence"]
+    assert consumer.heartbeat().status == 200
+    lane.nodes.masters()[0].kill_main()
+    assert consumer.acknowledge(message).status == 200
+    lane.push("T1", {"n": 1})
+    wait_until(lambda: consumer.heartbeat().status == 200 and lane.count("done") == 1, description="m2 to lead")
+    assert consumer.one()["payload"] == {"n": 1}
+
+
+def test_workers_and_http_consumers_serve_one_lane_side_by_side(lane: HttpLane) -> None:
+    lane.worker("w1")
+    consumers = [lane.consumer("h1", 4), lane.consumer("h2", 4)]
+    lane.wait_consumers(3)
+    lane.push_many(20, 10, ms=2)
+    over_http: dict[str, list[int]] = defaultdict(list)
+    beat_at = 0.0
+
+    def handled() -> bool:
+        nonlocal beat_at
+        for consumer in consumers:
+            if time.monotonic() > beat_at:
+                assert [one.heartbeat().status for one in consumers] == [200, 200]
+                beat_at = time.monotonic() + 0.5
+            messages = consumer.next(4, 0.05)
+            for message in messages:
+                ticket, n = message["ticket_id"], message["payload"]["n"]
+                # What came before is there: by whom it was handled does not matter
+                assert lane.redis.llen(f"log:{ticket}") == n
+                lane.redis.rpush(f"log:{ticket}", n)
+                over_http[ticket].append(n)
+            if messages:
+                assert set(consumer.acknowledge_all([consumer.item(m) for m in messages])) == {200}
+        return lane.count("done") == 200
+
+    wait_until(handled, description="all to be done", timeout_s=60)
+    lane.assert_logs(20, 10)
+    assert over_http
+    assert lane.executions() > 0
+    lane.assert_at_rest()
