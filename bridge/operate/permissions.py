@@ -38,7 +38,16 @@ from bridge.operate.role_commands import (
     commands_in,
     commands_of_scripts,
 )
-from bridge.routing.keys import follows_key, layout_key, masters, newer_key, push_prefix, retired_key, schedule_key
+from bridge.routing.keys import (
+    follows_key,
+    http_consumer,
+    layout_key,
+    masters,
+    newer_key,
+    push_prefix,
+    retired_key,
+    schedule_key,
+)
 from bridge.routing.versions import FOLLOW
 from bridge.settings.address import database_of, parsed
 
@@ -136,6 +145,8 @@ def access(
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
         heard = [f"{fanout}celeryev/worker.*"]
+        # On these a leader wakes HTTP consumers that wait, at any master.
+        heard += [f"{prefix}:dispatched" for prefix in prefixes]
         commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *commands_for_layout(split)}
         if any(one.max_lag.bytes is not None for one in lanes):
             commands.add("memory|usage")
@@ -144,7 +155,8 @@ def access(
         if older:
             commands |= {*commands_in(FOLLOW.text), "xrevrange"}
         schedules = [literal(schedule_key(name)) for name in versions]
-        own = (*lane, *split_or_not, *older_ones, share, *chain, *schedules, *BINDINGS, "celeryev.*")
+        lives = http_consumer(literal(keys.stream), "*")
+        own = (*lane, *split_or_not, *older_ones, share, lives, *chain, *schedules, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]

@@ -10,7 +10,17 @@ import re
 from enum import StrEnum
 from functools import cache
 
-from bridge.routing import effects, leadership, membership, producing, pushes, retention, ticks, transitions
+from bridge.routing import (
+    effects,
+    http_consumers,
+    leadership,
+    membership,
+    producing,
+    pushes,
+    retention,
+    ticks,
+    transitions,
+)
 from bridge.routing.layouts import CLAIM_LAYOUT
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
@@ -30,7 +40,7 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, retention, ticks),
+    Role.MASTER: (leadership, transitions, http_consumers, retention, ticks),
     Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
 }
@@ -100,15 +110,19 @@ OWN: dict[Role, tuple[str, ...]] = {
         "exists",
         "expire",
         "get",
+        "hget",
         "hgetall",
         "hkeys",
         "hscan",
         "lindex",
         "llen",
         "pttl",
+        "publish",
         "rpush",
         "smembers",
+        "subscribe",
         "type",
+        "unsubscribe",
         "xgroup|create",
         "xinfo|consumers",
         "xinfo|groups",

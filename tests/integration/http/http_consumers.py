@@ -51,7 +51,7 @@ class HttpLane(LaneUnderTest):
 
     def consumer(self, name: str, concurrency: int = 1, *, master: str = "m1", **more: Any) -> HttpConsumerUnderTest:
         """A registered consumer that calls ``master``."""
-        consumer = HttpConsumerUnderTest(self, name, concurrency, self.ports[master], more)
+        consumer = HttpConsumerUnderTest(name, concurrency, self.ports[master], more)
         consumer.register()
         return consumer
 
@@ -60,7 +60,6 @@ class HttpLane(LaneUnderTest):
 class HttpConsumerUnderTest:
     """The calls of one HTTP consumer. They go to the port ``port``, which may change."""
 
-    lane: HttpLane
     name: str
     concurrency: int
     port: int

@@ -18,10 +18,11 @@ import bridge
 from bridge.app.effect_arguments import COMMANDS
 from bridge.link.connections import client
 from bridge.stack.embedded import EmbeddedServer
-from bridge.stack.ports import HOST
+from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
+from tests.integration.http.http_consumers import HttpConsumerUnderTest
 from tests.integration.lanes import APP, OF_EACH_SERVER, QUICK, LaneUnderTest
 from tests.integration.proxies import Proxy
 from tests.integration.servers import OWN_KEYS, Watched, make_user, rules_of, run_command, url_of
@@ -47,11 +48,12 @@ RARE = {
     "xgroup|setid",
     "hmget",
 }  # lost messages, orders
+LONG_POLLS_END = {"unsubscribe"}  # a minute after the last one
 DELAYED_PUSH = {"time"}  # the server's clock says when a delay is over
 LOST_LAYOUT = {"xinfo|groups"}  # beside a key with the name of a partition
 NOT_ON_THE_WAY = {
     "producer": CONNECTING | RESULTS | LOST_LAYOUT | DELAYED_PUSH | {"ping"},
-    "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | SEVERAL_LANES | {"ping"},
+    "master": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | RARE | SEVERAL_LANES | LONG_POLLS_END | {"ping"},
     "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
     "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},
 }
@@ -71,6 +73,7 @@ class GuardedLane:
         make_user(self.admin, "master")
         make_user(self.admin, "worker", *own)
         make_user(self.admin, "operator")
+        self.port = free_port()
         self.proxies = {role: stack.enter_context(Proxy(server.port)) for role in ROLES}
         self.lane = LaneUnderTest(
             stack.enter_context(closing(ProcessYard(folder, url_of("worker", self.proxies["worker"].port)))),
@@ -82,7 +85,14 @@ class GuardedLane:
         return {**self.lane.env, **broker_environment(url_of(role, self.proxies[role].port))}
 
     def start(self) -> None:
-        self.lane.nodes.master("m1", app=APP, env=self.env("master"), ready_text="standing by", wait=False)
+        self.lane.nodes.master(
+            "m1",
+            app=APP,
+            arguments=("--http", f"{HOST}:{self.port}"),
+            env=self.env("master"),
+            ready_text="standing by",
+            wait=False,
+        )
         self.worker = self.lane.nodes.worker(
             "w1", app=APP, arguments=("--concurrency=2", *QUICK, "-E"), env=self.env("worker")
         )
@@ -179,6 +189,8 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
             assert "Traceback" not in done.stderr
             assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         lane.wait_done(206)
+        _consume_over_http(guarded)
+        lane.wait_done(207)
     assert guarded.denials() == []
     for role in ROLES:
         granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
@@ -187,6 +199,18 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
         assert granted - used - NOT_ON_THE_WAY[role] == set()
         # Without the other commands, the server would have refused a command above.
         assert used - granted - UNGRANTED == set()
+
+
+def _consume_over_http(guarded: GuardedLane) -> None:
+    """The life of an HTTP consumer."""
+    consumer = HttpConsumerUnderTest("h1", 1, guarded.port, {"tasks": ["only.over.http"]})
+    consumer.register()
+    guarded.lane.push("T1", {"n": 0}, task="only.over.http")
+    message = consumer.one()
+    assert consumer.heartbeat().status == 200
+    assert consumer.acknowledge({**message, "fence": 1}).status == 409
+    assert consumer.acknowledge(message).status == 200
+    assert consumer.leave().status == 200
 
 
 #: Commands beyond each role's part. ``%`` stands for the lane's prefix.

@@ -36,8 +36,9 @@ def every_key(keys: LaneKeys, consumers: list[str]) -> dict[tuple[str, ...], str
 
 def owner(kind: str) -> str:
     """Who owns the keys of a kind."""
-    of_consumers = ("lease", "held", "queue", "given", "acknowledged", "state")
-    return "operator" if kind == "dead" else "consumer" if kind in of_consumers else "leader"
+    if kind in ("lease", "held", "queue", "given", "acknowledged", "state", "state_home"):
+        return "consumer"
+    return "operator" if kind == "dead" else "leader"
 
 
 def hash_tag(key: str) -> str:
