@@ -123,7 +123,7 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
             refused = refused or (row, reply)
             continue
         pushed.rows += 1
-        pushed.delayed += bool(row.values)
+        pushed.delayed += "due" in row.values
         late += refused is not None
         id_ = f"{reply.decode() if isinstance(reply, bytes) else reply}{suffix}"
         pushed.first_id = pushed.first_id or id_

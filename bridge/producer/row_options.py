@@ -1,4 +1,8 @@
-"""The columns of a row that say when its message is due: ``due``, ``delay`` and ``hold``."""
+"""The columns of a row that are options of its message: ``due``, ``delay`` and ``hold`` say when it is due.
+
+In a file with a column ``payload``, ``max_attempts``, ``timeout`` (seconds), ``expires`` (a time as in ``due``) and
+``priority`` are options, too. In another file they belong to the payload, as such fields of an entry do.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,9 @@ DELAY = "delay"
 HOLD = "hold"
 #: The columns that are no part of the payload.
 COLUMNS = (DUE, DELAY, HOLD)
+EXPIRES = "expires"
+#: The same, in a file with a column for the payload.
+RULE_COLUMNS = ("max_attempts", "timeout", EXPIRES, "priority")
 
 _YES = {"1", "true", "yes"}
 _NO = {"", "0", "false", "no"}
@@ -25,43 +32,64 @@ def row_values(cells: Mapping[str, Any], common: Mapping[str, Any]) -> Values:
     ``common``: the options of rows that have none, as for `bridge.producer.options.checked_options`. A row with ``due``
     or ``delay`` has its own time. A time that is past is none. Raises `OptionError` and `OptionTypeError`.
     """
+    due = _due_values(cells, {name: common[name] for name in ("delay", "eta", "hold") if name in common})
+    rules = {name: common[name] for name in RULE_COLUMNS if name in common}
+    until: Values = NONE
+    for name in RULE_COLUMNS:
+        cell = cells.get(name)
+        if cell is None or cell == "":
+            continue
+        if name == EXPIRES:
+            rules.pop(name, None)
+            until = {name: _at(cell, name, held=False)[DUE]}
+        else:
+            rules[name] = _seconds(cell, name) if name == "timeout" else _whole(cell)
+    found = {**due, **(checked_options(rules, Past.ALLOWED) if rules else NONE), **until}
+    return found or NONE
+
+
+def _whole(cell: Any) -> Any:
+    return int(cell) if isinstance(cell, str) and cell.isascii() and cell.isdigit() and len(cell) < 10 else cell
+
+
+def _due_values(cells: Mapping[str, Any], common: Mapping[str, Any]) -> Values:
     due, delay, hold = (None if cells.get(name) == "" else cells.get(name) for name in COLUMNS)
     held = common.get("hold", False) if hold is None else _flag(hold)
     if due is not None and delay is not None:
         raise OptionError(f"{DUE!r} and {DELAY!r} both say when the message is due: give one of them")
     if due is not None:
-        return _at(due, held=held)
+        return _at(due, DUE, held=held)
     if delay is not None:
-        return checked_options({"delay": _seconds(delay), "hold": held})
+        return checked_options({"delay": _seconds(delay, DELAY), "hold": held})
     if hold is None and "delay" not in common and "eta" not in common:
         return NONE
     return checked_options({**common, "hold": held}, Past.ALLOWED)
 
 
-def _at(due: Any, *, held: bool) -> Values:
+def _at(due: Any, name: str, *, held: bool) -> Values:
     """``due``: milliseconds since 1970, or a time in the form of ISO 8601, with its time zone."""
     if isinstance(due, bool) or not isinstance(due, int | str):
         raise OptionTypeError(
-            f"column {DUE!r} must be milliseconds since 1970 or a time such as 2030-01-31T12:00:00Z, not {due!r:.60}"
+            f"column {name!r} must be milliseconds since 1970 or a time such as 2030-01-31T12:00:00Z, not {due!r:.60}"
         )
     text = str(due) if isinstance(due, str) or abs(due) < 10**18 else "9" * 18
     if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
         return checked_options({"eta": eta_of_text(text), "hold": held}, Past.ALLOWED)
     due_ms = int(text[:19])
     if due_ms < 0:
-        raise OptionError(f"column {DUE!r} must not be below 0, it is {text}")
+        raise OptionError(f"column {name!r} must not be below 0, it is {text}")
     if due_ms > time.time_ns() // 1_000_000 + LONGEST_DELAY_MS:
-        raise OptionError(f"column {DUE!r} is more than 100 years away: {text:.40} milliseconds since 1970")
+        raise OptionError(f"column {name!r} is more than 100 years away: {text:.40} milliseconds since 1970")
     return {"due": b"%d" % due_ms, "hold": b"1"} if held else {"due": b"%d" % due_ms}
 
 
-def _seconds(delay: Any) -> Any:
+def _seconds(delay: Any, name: str) -> Any:
     if not isinstance(delay, str):
         return delay
     try:
         return float(delay)
     except ValueError:
-        raise OptionError(f"column {DELAY!r} must be a number of seconds, not {delay!r:.60}") from None
+        raise OptionError(f"column {name!r} must be a number of seconds, not {delay!r:.60}") from None
 
 
 def _flag(hold: Any) -> bool:

@@ -1,7 +1,7 @@
 """Reads rows of a CSV or JSON lines file as messages. A row that cannot be a message is refused, with its position.
 
-One column (``key``) holds the ticket. The column ``task``, if the file has it, holds the task; ``due``, ``delay`` and
-``hold`` say when the message is due (`bridge.producer.row_options`). The payload is the column ``payload`` if the file
+One column (``key``) holds the ticket. The column ``task``, if the file has it, holds the task. Some columns are options
+of the message (`bridge.producer.row_options`). The payload is the column ``payload`` if the file
 has it, else an object of all other columns. In a CSV file all values are strings. In JSON lines they keep their types.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import orjson
 
 from bridge.producer.options import NONE, Values
-from bridge.producer.row_options import COLUMNS, row_values
+from bridge.producer.row_options import COLUMNS, RULE_COLUMNS, row_values
 from bridge.producer.sources import Source
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError
 from bridge.routing.messages import MAX_TICKET_BYTES, Refused, is_deep, why_refused
@@ -54,8 +54,8 @@ class Row:
 
     @property
     def counts_from_now(self) -> bool:
-        """Whether it is due some time after it is pushed."""
-        return self.values.get("due", b"").startswith(b"+")
+        """Whether it is due, or expires, some time after it is pushed."""
+        return any(value.startswith(b"+") for value in self.values.values())
 
     def fields(self, now_ms: int = 0) -> dict[str, bytes | str]:
         """The fields of its stream entry. ``now_ms``: the server's time, from which a delay counts."""
@@ -131,7 +131,8 @@ class _Rows:
         key = header.index(rules.key)
         task = header.index(TASK) if TASK in header else None
         payload = header.index(PAYLOAD) if PAYLOAD in header else None
-        own = [(i, name) for i, name in enumerate(header) if name in COLUMNS and i != key]
+        options = COLUMNS if payload is None else (*COLUMNS, *RULE_COLUMNS)
+        own = [(i, name) for i, name in enumerate(header) if name in options and i != key]
         rest = [(i, name) for i, name in enumerate(header) if i not in (key, task) and (i, name) not in own]
         while True:
             line = source.line + 1
@@ -210,7 +211,8 @@ class _Rows:
             task = found.pop(TASK, None)
             if not isinstance(task, str | None):
                 raise source.refusal(f"key {TASK!r}: a task's name is a string, not {_shown(task)}")
-            own = {name: found.pop(name) for name in COLUMNS if name in found}
+            options = (*COLUMNS, *RULE_COLUMNS) if PAYLOAD in found else COLUMNS
+            own = {name: found.pop(name) for name in options if name in found}
             payload = found.get(PAYLOAD, found)
             yield self._row(source.line, ticket, task or None, self._dump(payload), own)
 

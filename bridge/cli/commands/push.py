@@ -19,7 +19,7 @@ from bridge.routing.numbers import count, duration, rate
 from bridge.routing.terminal import Part, ProgressDisplay, console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bridge.producer.pusher import Pushed
     from bridge.producer.rows import Format
@@ -42,6 +42,10 @@ PLAIN_EVERY_S = 10.0
 @click.option("--delay", type=float, metavar="SECONDS", help="Messages are due so long after they are pushed.")
 @click.option("--eta", metavar="TIME", help="Messages are due at this time, as in 2030-01-31T12:00:00+01:00.")
 @click.option("--hold", is_flag=True, help="Until a message is due, later ones of its ticket wait for it.")
+@click.option("--max-attempts", type=int, metavar="N", help="The attempts of each message.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="For how long each message may run.")
+@click.option("--expires", type=float, metavar="SECONDS", help="A message that has not begun so long after is dead.")
+@click.option("--priority", type=int, metavar="0..9", help="The priority of each message between tickets.")
 @click.option("--dry-run", is_flag=True, help="Only check the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 @click.pass_obj
@@ -56,12 +60,17 @@ def push(
     delay: float | None,
     eta: str | None,
     hold: bool,
+    max_attempts: int | None,
+    timeout: float | None,
+    expires: float | None,
+    priority: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Pushes one message for each row of FILE: CSV or JSON lines, also gzipped. - is standard input.
 
-    The columns due, delay and hold of a row go before --delay, --eta and --hold. They are no part of the payload.
+    The columns due, delay and hold of a row go before --delay, --eta and --hold. They are no part of the payload. In a
+    file with a column payload, so do max_attempts, timeout, expires (ms since 1970) and priority.
 
     The whole file is checked before the first message is pushed. A pipe is checked row by row.
     """
@@ -86,7 +95,8 @@ def push(
         known = ", ".join(sorted(tasks)) or "none"
         what = "it belongs to no subscription" if task in ticket_tasks(app) else "there is no such task"
         raise ConfigurationError(f"--task {task}: {what}; this app's tasks: {known}")
-    options = _options(delay, eta, hold)
+    handling = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
+    options = _options(delay, eta, hold, handling)
     rules = Rules(key, task, default, tasks, lane.max_payload, delimiter, options)
 
     # Connects before the check, which may take long.
@@ -127,15 +137,16 @@ def push(
     sys.exit(code)
 
 
-def _options(delay: float | None, eta: str | None, hold: bool) -> dict[str, Any]:
+def _options(delay: float | None, eta: str | None, hold: bool, handling: Mapping[str, Any]) -> dict[str, Any]:
     """The options of rows that have none. Raises `ConfigurationError`."""
     from bridge.producer.options import checked_options, eta_of_text
 
     try:
-        given = {"delay": delay, "eta": None if eta is None else eta_of_text(eta), "hold": hold}
+        given = {"delay": delay, "eta": None if eta is None else eta_of_text(eta), "hold": hold, **handling}
         found = {name: value for name, value in given.items() if value is not None and value is not False}
-        if not (hold and delay is None and eta is None):  # else the rows say when they are due
-            checked_options(found)
+        # With --hold alone the rows say when they are due.
+        alone = hold and delay is None and eta is None
+        checked_options(handling if alone else found)
     except PayloadError as exc:
         raise ConfigurationError(f"{exc}; nothing was pushed") from None
     return found

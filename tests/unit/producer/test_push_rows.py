@@ -258,6 +258,48 @@ def test_columns_say_when_a_row_is_due(
     assert row == Row(row.line, b"T", None, b'{"a":"1"}', values)
 
 
+@pytest.mark.parametrize(
+    ("data", "kind", "options", "values"),
+    [
+        ("ticket_id,payload,max_attempts,priority\nT,1,3,9", "csv", {}, {"max_attempts": b"3", "priority": b"9"}),
+        ("ticket_id,payload,priority,timeout\nT,1,,", "csv", {"priority": 4}, {"priority": b"4"}),
+        ("ticket_id,payload,timeout,due\nT,1,2.5,1900000000", "csv", {}, {"due": b"1900000000", "timeout": b"2500"}),
+        ("ticket_id,payload,expires\nT,1,1900000000000", "csv", {"expires": 5.0}, {"expires": b"1900000000000"}),
+        ("ticket_id,payload\nT,1", "csv", {"expires": 5.0}, {"expires": b"+5000"}),
+        ('{"ticket_id":"T","payload":1,"priority":0,"max_attempts":2}', "json", {"priority": 9}, {"max_attempts": b"2"}),
+        ('{"ticket_id":"T","payload":1,"expires":"2030-03-17T17:46:40Z"}', "json", {}, {"expires": b"1900000000000"}),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_beside_a_payload_columns_say_how_a_row_is_handled(
+    data: str, kind: Format, options: dict[str, object], values: dict[str, bytes]
+) -> None:
+    [row] = read(data, kind, replace(RULES, options=options))
+    assert row == Row(row.line, b"T", None, b"1", values)
+
+
+def test_without_a_payload_column_they_are_the_payload() -> None:
+    assert payloads("ticket_id,priority,timeout\nT,high,never", "csv") == [{"priority": "high", "timeout": "never"}]
+    assert payloads('{"ticket_id":"T","expires":"soon"}', "json") == [{"expires": "soon"}]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ('"priority": "high"', "priority must be a whole number, not 'high'"),
+        ('"priority": 10', "priority must be from 0 to 9, it is 10"),
+        ('"max_attempts": 1.5', "max_attempts must be a whole number, not 1.5"),
+        ('"timeout": "long"', "column 'timeout' must be a number of seconds, not 'long'"),
+        ('"expires": -1', "column 'expires' must not be below 0, it is -1"),
+        ('"expires": true', "column 'expires' must be milliseconds since 1970"),
+    ],
+    ids=range(6),
+)
+def test_a_bad_rule_of_a_row_is_refused_with_its_line(cells: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(f'{{"ticket_id": "T", "payload": 1, {cells}}}', "json")
+
+
 def test_a_delay_counts_from_the_servers_time() -> None:
     row = Row(1, b"T", None, b"1", {"due": b"+1500", "hold": b"1"})
     assert row.counts_from_now
