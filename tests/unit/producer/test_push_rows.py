@@ -266,7 +266,7 @@ def test_columns_say_when_a_row_is_due(
         ("ticket_id,payload,timeout,due\nT,1,2.5,1900000000", "csv", {}, {"due": b"1900000000", "timeout": b"2500"}),
         ("ticket_id,payload,expires\nT,1,1900000000000", "csv", {"expires": 5.0}, {"expires": b"1900000000000"}),
         ("ticket_id,payload\nT,1", "csv", {"expires": 5.0}, {"expires": b"+5000"}),
-        ('{"ticket_id":"T","payload":1,"priority":0,"max_attempts":2}', "json", {"priority": 9}, {"max_attempts": b"2"}),
+        ('{"ticket_id":"T","payload":1,"priority":0,"max_attempts":2}', "json", {"priority":9}, {"max_attempts": b"2"}),
         ('{"ticket_id":"T","payload":1,"expires":"2030-03-17T17:46:40Z"}', "json", {}, {"expires": b"1900000000000"}),
     ],
     ids=range(7),
