@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.app.effects import Effects
-from bridge.app.state import NO_STATE, StateChanges, TicketState
+from bridge.app.state import NO_STATE, StateChanges, StateDict
 from bridge.routing.errors import PayloadError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TicketContext:
         self._effects: Effects | None = None
         self._write_success = write_success
         #: The state, or why it cannot be read; None: the task has none.
-        self._state: TicketState | PayloadError | None = None
+        self._state: StateDict | PayloadError | None = None
         self._state_key = ""
         #: What the body did to the state; None: the body has not ended.
         self._state_changes: StateChanges | None = None
@@ -129,7 +129,7 @@ class TicketContext:
         return self._effects
 
     @property
-    def state(self) -> TicketState | Any:
+    def state(self) -> StateDict | Any:
         """What the ticket's tasks keep between messages: a dict of JSON values. Changes are saved with the success.
 
         After the body it cannot be changed any more. Raises `PayloadError` when the task has no state, and when the
@@ -145,13 +145,13 @@ class TicketContext:
         """``stored``: the fields of the hash ``key``, or why they cannot be read."""
         self._state_key = key
         try:
-            self._state = stored if isinstance(stored, PayloadError) else TicketState(stored)
+            self._state = stored if isinstance(stored, PayloadError) else StateDict(stored)
         except PayloadError as exc:
             self._state = exc
 
     def close_state(self) -> None:
         """The body has ended: finds what it did to the state. Raises `PayloadError` when that cannot be saved."""
-        if isinstance(self._state, TicketState) and self._state_changes is None and self.lane is not None:
+        if isinstance(self._state, StateDict) and self._state_changes is None and self.lane is not None:
             self._state_changes = self._state.changes(
                 self._state_key, most_bytes=self.lane.max_state, default_ttl_s=self.lane.state_ttl
             )

@@ -32,7 +32,7 @@ from celery.utils.log import get_logger
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
-from bridge.app.state import TicketState, stored_form
+from bridge.app.state import StateDict, stored_form
 from bridge.producer.options import Values, due_ms_of
 from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
 
@@ -156,7 +156,7 @@ class Eager:
 
     def state(self, subscription: str, ticket_id: str) -> dict[str, Any]:
         """The state that eager messages of a ticket left."""
-        return dict(TicketState(self._states.get((subscription, ticket_id))))
+        return dict(StateDict(self._states.get((subscription, ticket_id))))
 
     def next_id(self) -> str:
         """The next message id."""

@@ -35,7 +35,7 @@ _ENCODING = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME |
 NO_STATE = "this task has no state: declare it with @app.task(bind=True, bridge_state=True)"
 
 
-class TicketState(dict[str, Any]):
+class StateDict(dict[str, Any]):
     """The state of one ticket: a dict of JSON values with text keys. Tuples become lists, as in JSON."""
 
     __slots__ = ("_stored", "_ttl_ms")
@@ -108,7 +108,7 @@ class StateChanges:
 
 def stored_form(values: Mapping[str, Any]) -> dict[bytes, bytes]:
     """The fields of a state that has these values. Raises `PayloadError`."""
-    state = TicketState()
+    state = StateDict()
     state.update(values)
     return state.changes("", most_bytes=1 << 62).stored
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import unsplit_lane_of
-from bridge.app.state import TicketState
+from bridge.app.state import StateDict
 from bridge.link.connections import client
 from bridge.producer.message_bytes import ticket_bytes
 from bridge.routing.keys import LaneKeys
@@ -58,5 +58,10 @@ def state(app: Celery, ticket_id: str | int, *, subscription: str | None = None)
     bridge = bridge_of(app)
     group = unsplit_lane_of(app, subscription).name
     with client(bridge.settings.redis_url) as redis:
-        stored: Any = redis.hgetall(state_keys(redis, versions_of(app), group).state(ticket))
-    return dict(TicketState(stored))
+        return read_state(redis, app, group, ticket)
+
+
+def read_state(redis: Redis, app: Celery, group: str, ticket: str) -> dict[str, Any]:
+    """The state of ``ticket`` in the subscription ``group``. Raises `PayloadError` when it is damaged; redis errors."""
+    stored: Any = redis.hgetall(state_keys(redis, versions_of(app), group).state(ticket))
+    return dict(StateDict(stored))

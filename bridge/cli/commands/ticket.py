@@ -6,17 +6,23 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
+from redis.exceptions import ResponseError
 from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY
 from bridge.cli.terminal import echo_json
 from bridge.inspect.ticket_state import TicketState
+from bridge.routing.errors import PayloadError
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import TicketFacts
     from bridge.protocol.orders import Park, Release
@@ -47,12 +53,16 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     ticket_bytes(ticket_id)
     app, app_lane = target.app, target.lane_of_ticket(ticket_id)
     load_tasks(app)
-    found = find_ticket(app, reach_lane(app, app_lane.settings), app_lane, ticket_id, target.commands)
+    redis = reach_lane(app, app_lane.settings)
+    found = find_ticket(app, redis, app_lane, ticket_id, target.commands)
+    kept, unreadable = _kept_state(app, redis, app_lane.name, ticket_id)
     if as_json:
-        echo_json(found.document())
+        echo_json({**found.document(), "kept_state": kept, "kept_state_error": unreadable})
     else:
         _print(found)
-    ctx.exit(0 if found.state is not None else 1)
+        if kept or unreadable:
+            _fact("keeps", unreadable or orjson.dumps(kept).decode())
+    ctx.exit(0 if found.state is not None or kept else 1)
 
 
 @ticket.command("list")
@@ -144,10 +154,22 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     return give(reach_lane(target.app, lane, to_change=True), lane.keys, order)
 
 
-def _print(found: TicketFacts) -> None:
-    def fact(name: str, value: str) -> None:
-        click.echo(f"{name:<10}{one_line(value, 2000)}")
+def _kept_state(app: Celery, redis: Redis, group: str, ticket_id: str) -> tuple[dict[str, Any], str]:
+    """(what the ticket's tasks keep between messages, why that cannot be read)."""
+    from bridge.app.state_home import read_state
 
+    try:
+        return read_state(redis, app, group, ticket_id), ""
+    except (PayloadError, ResponseError) as exc:
+        return {}, f"the state cannot be read: {exc}"
+
+
+def _fact(name: str, value: str) -> None:
+    click.echo(f"{name:<10}{one_line(value, 2000)}")
+
+
+def _print(found: TicketFacts) -> None:
+    fact = _fact
     fact("ticket", found.ticket)
     fact("state", "unknown" if found.state is None else found.state.value)
     fact("why", found.why)

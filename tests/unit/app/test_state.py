@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridge.app.state import FIELDS_OF_CALL, TicketState
+from bridge.app.state import FIELDS_OF_CALL, StateDict
 from bridge.app.state_home import home_in
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
@@ -26,23 +26,23 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-def effects_of(state: TicketState, **options: Any) -> list[tuple[Any, ...]]:
+def effects_of(state: StateDict, **options: Any) -> list[tuple[Any, ...]]:
     found = state.changes(KEY, **{"most_bytes": MIB, **options}).effects
     assert all(effect == Effect("hash", "", effect.arguments) for effect in found)
     return [effect.arguments for effect in found]
 
 
 def test_a_state_that_is_only_read_writes_nothing() -> None:
-    state = TicketState({b"total": b"3", b"tags": b'["a", "b"]', b"\xc3\xbc": b'{"deep":[1]}'})
+    state = StateDict({b"total": b"3", b"tags": b'["a", "b"]', b"\xc3\xbc": b'{"deep":[1]}'})
     assert state == {"total": 3, "tags": ["a", "b"], "ü": {"deep": [1]}}
     # The text was written by another program, with a space in it, so only that field is written again.
     assert effects_of(state) == [("HSET", KEY, b"tags", b'["a","b"]')]
-    assert effects_of(TicketState({b"total": b"3"})) == []
-    assert effects_of(TicketState()) == []
+    assert effects_of(StateDict({b"total": b"3"})) == []
+    assert effects_of(StateDict()) == []
 
 
 def test_changes_are_found_however_deep_they_are() -> None:
-    state = TicketState({b"a": b"1", b"b": b'{"x":{"y":[1,2]}}', b"c": b"2", b"d": b"null"})
+    state = StateDict({b"a": b"1", b"b": b'{"x":{"y":[1,2]}}', b"c": b"2", b"d": b"null"})
     state["b"]["x"]["y"].append(3)
     del state["c"]
     state["new"] = (1, "two")
@@ -60,7 +60,7 @@ def test_changes_are_found_however_deep_they_are() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(1, True), (True, 1), (1, 1.0), (0, False), ("1", 1), (None, False)])
 def test_a_value_that_is_equal_in_python_and_not_in_json_is_written(before: Any, after: Any) -> None:
-    state = TicketState({b"v": json.dumps(before).encode()})
+    state = StateDict({b"v": json.dumps(before).encode()})
     state["v"] = after
     [(_, _, _, text)] = effects_of(state)
     assert json.loads(text) == after
@@ -68,18 +68,18 @@ def test_a_value_that_is_equal_in_python_and_not_in_json_is_written(before: Any,
 
 
 def test_clear_removes_all_fields() -> None:
-    state = TicketState({b"a": b"1", b"b": b"2"})
+    state = StateDict({b"a": b"1", b"b": b"2"})
     state.clear()
     assert effects_of(state, default_ttl_s=5.0) == [("HDEL", KEY, b"a", b"b")]
 
 
 def test_the_time_to_live() -> None:
-    state = TicketState({b"a": b"1"})
+    state = StateDict({b"a": b"1"})
     state.ttl(1.5)
     assert effects_of(state, default_ttl_s=60.0) == [("PEXPIRE", KEY, b"1500")]
     state.ttl(None)
     assert effects_of(state, default_ttl_s=60.0) == [("PERSIST", KEY)]
-    assert effects_of(TicketState({b"a": b"1"}), default_ttl_s=0.25) == [("PEXPIRE", KEY, b"250")]
+    assert effects_of(StateDict({b"a": b"1"}), default_ttl_s=0.25) == [("PEXPIRE", KEY, b"250")]
     for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12):
         with pytest.raises(PayloadError, match=r"state\.ttl takes seconds"):
             state.ttl(wrong)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def deep(levels: int) -> Any:
     ],
 )
 def test_what_is_not_json_is_refused(value: Any) -> None:
-    state = TicketState({b"a": b"1"})
+    state = StateDict({b"a": b"1"})
     state["v"] = value
     with pytest.raises(PayloadError, match="state") as refused:
         effects_of(state)
@@ -123,14 +123,14 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("name", [1, b"a", None, "\ud800", ("a",)])
 def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
-    state = TicketState()
+    state = StateDict()
     state[name] = 1
     with pytest.raises(PayloadError, match="name"):
         effects_of(state)
 
 
 def test_a_state_that_is_too_large_is_refused() -> None:
-    state = TicketState({b"a": b"1"})
+    state = StateDict({b"a": b"1"})
     state["b"] = "x" * 10
     assert effects_of(state, most_bytes=15)
     with pytest.raises(PayloadError, match="would have 15 bytes; bridge_max_state is 14"):
@@ -140,15 +140,15 @@ def test_a_state_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"nan", b"'a'"])
 def test_a_damaged_field_is_refused(text: bytes) -> None:
     with pytest.raises(PayloadError, match="the field total of the state is not JSON"):
-        TicketState({b"total": text})
+        StateDict({b"total": text})
 
 
 def test_many_fields_go_in_several_calls() -> None:
-    state = TicketState()
+    state = StateDict()
     state.update({f"f{n}": n for n in range(FIELDS_OF_CALL + 1)})
     assert [len(one) for one in effects_of(state)] == [2 + 2 * FIELDS_OF_CALL, 2 + 2]
     stored = state.changes(KEY, most_bytes=MIB).stored
-    state = TicketState(stored)
+    state = StateDict(stored)
     state.clear()
     assert [len(one) for one in effects_of(state)] == [2 + FIELDS_OF_CALL, 2 + 1]
 
@@ -169,7 +169,7 @@ def test_what_the_commands_write_is_what_the_next_message_reads(seed: int) -> No
     stored: dict[bytes, bytes] = {}
     model: dict[str, Any] = {}
     for _ in range(50):
-        state = TicketState(stored)
+        state = StateDict(stored)
         assert state == model
         for _ in range(random_.randrange(4)):
             name = f"n{random_.randrange(6)}"

@@ -388,3 +388,15 @@ def test_a_ticket_that_cannot_be_parked_is_an_error_of_one_line(
         result = shell("ticket", verb, "A")
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: it cannot be\n")
         assert "1 to 512 bytes" in shell("ticket", verb, "x" * 513).stderr
+
+
+def test_what_a_ticket_keeps_is_shown_also_when_it_is_damaged(shell: CommandLine, lane: Lane) -> None:
+    lane.redis.hset(lane.keys.state("A"), mapping={"total": "7", "names": '["ü"]'})
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["kept_state"], seen["kept_state_error"]) == ({"total": 7, "names": ["ü"]}, "")
+    shown = shell("ticket", "show", "A")
+    assert shown.exit_code == 0
+    assert 'keeps     {"total":7,"names":["ü"]}' in shown.stdout
+    lane.redis.hset(lane.keys.state("B"), "total", "{")
+    assert "keeps     the state cannot be read: the field total" in shell("ticket", "show", "B").stdout
+    assert "keeps" not in shell("ticket", "show", "C").stdout
