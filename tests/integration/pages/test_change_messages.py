@@ -1,9 +1,8 @@
-"""The page on changing a message's form, followed step by step as the tutorial is (`test_tutorial`)."""
+"""The page on changing a message's form, followed step by step (`tests.integration.pages.reader`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,9 @@ import pytest
 
 from bridge.routing.keys import layout_key
 from bridge.stack.embedded import EmbeddedServer
-from tests.integration.pages.test_tutorial import Reader, steps
+from tests.integration.pages.reader import Reader, steps
 
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "change-messages.md"
-
-
-@pytest.fixture
-def reader(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Reader]:
-    folder = tmp_path / "shop"
-    folder.mkdir()
-    reader = Reader(folder, own_server.url)
-    yield reader
-    reader.yard.close()
 
 
 @pytest.mark.slow

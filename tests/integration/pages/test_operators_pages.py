@@ -1,27 +1,16 @@
-"""Pages for operators, followed step by step as the tutorial is (`test_tutorial`)."""
+"""Pages for operators, followed step by step as the tutorial is (`tests.integration.pages.reader`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bridge.stack.embedded import EmbeddedServer
-from tests.integration.pages.test_tutorial import Reader, steps
+from tests.integration.pages.reader import Reader, steps
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto"
 PAGES = ["pending.md", "schedule.md"]
-
-
-@pytest.fixture
-def reader(own_server: EmbeddedServer, tmp_path: Path) -> Iterator[Reader]:
-    folder = tmp_path / "shop"
-    folder.mkdir()
-    reader = Reader(folder, own_server.url)
-    yield reader
-    reader.yard.close()
 
 
 @pytest.mark.slow

@@ -8,11 +8,9 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import redis
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavailable, StreamRetired
 from bridge.routing.keys import LaneKeys, layout_key
@@ -22,13 +20,11 @@ from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
 from bridge.spark.read.ranges import TaskRanges
 from bridge.spark.read.reader import RedisStreamReader
-from bridge.spark.read.stream_reader import RedisStreamStreamReader
 from bridge.stack.embedded import EmbeddedServer
+from tests.integration.spark.streaming_query import STREAM, Query, kept
 
-STREAM = "events"
 P = 4
 FIRST, SECOND = Layout(P), Layout(3, 1)
-JsonOffset = dict[str, Any]
 
 
 def store(client: redis.Redis, layout: Layout) -> None:
@@ -65,43 +61,15 @@ class Batch:
         return [[id_ for rows in self.reader.read(task) for id_ in rows["id"].to_pylist()] for task in self.tasks]
 
 
-class Query:
-    """What Spark does with a streaming reader, epoch by epoch, with offsets as they come out of a checkpoint."""
+class SplitQuery(Query[str]):
+    """A query of a split stream."""
 
-    def __init__(self, server: EmbeddedServer, at: JsonOffset | None = None, /, **options: str) -> None:
-        parsed = parse_read({"url": server.url, "stream": STREAM, **options})
-        self.reader = RedisStreamStreamReader(parsed, default_schema())
-        self.at = kept(self.reader.initialOffset()) if at is None else at
-        self.epochs: list[tuple[JsonOffset, JsonOffset]] = []
-        #: How many tasks read the last epoch.
-        self.tasks = 0
-
-    def plan(self, most: int | None = None) -> JsonOffset:
-        return kept(self.reader.latestOffset(self.at, ReadAllAvailable() if most is None else ReadMaxRows(most)))
-
-    def read(self, start: JsonOffset, end: JsonOffset) -> list[str]:
-        tasks = pickle.loads(pickle.dumps(list(self.reader.partitions(start, end))))
-        in_task = pickle.loads(pickle.dumps(self.reader))
-        self.tasks = len(tasks)
-        return [id_ for task in tasks for rows in in_task.read(task) for id_ in rows["id"].to_pylist()]
-
-    def epoch(self, most: int | None = None) -> list[str]:
-        end = self.plan(most)
-        if end == self.at:
-            return []
-        found = self.read(self.at, end)
-        self.epochs.append((self.at, end))
-        self.at = end
-        return found
+    def row(self, id_: str) -> str:
+        return id_
 
     @property
     def lost(self) -> int:
         return sum(offset["lost"] for offset in self.at["streams"].values())
-
-
-def kept(offset: JsonOffset) -> JsonOffset:
-    loaded: JsonOffset = json.loads(json.dumps(offset))
-    return loaded
 
 
 def test_a_batch_has_all_partitions_each_in_tasks_of_its_own(server: EmbeddedServer, client: redis.Redis) -> None:
@@ -137,7 +105,7 @@ def test_history_and_dead_letters_are_those_of_all_partitions(server: EmbeddedSe
     dead = [[f"{number + 11}-0@p{number}"] for number in range(P)]
     assert Batch(server, table="history", group="g").ids() == history
     assert Batch(server, table="dead", group="g").ids() == dead
-    query = Query(server, table="dead", group="g")
+    query = SplitQuery(server, table="dead", group="g")
     assert query.epoch() == [id_ for ids in dead for id_ in ids]
     # And of a stream that is not split, they are beside it
     client.delete(layout_key(STREAM))
@@ -160,7 +128,7 @@ def test_an_epoch_is_shared_and_can_be_run_again(
 ) -> None:
     # Given a long backlog in one partition, short ones in two, and none in the last
     long, short, other = add(client, 0, 1, 100), add(client, 1, 1, 5), add(client, 2, 1, 20)
-    query = Query(server, **tasks)
+    query = SplitQuery(server, **tasks)
     # When it is read in epochs of thirty
     epochs = [query.epoch(30)]
     assert query.tasks == int(tasks.get("numPartitions", "3"))
@@ -173,16 +141,16 @@ def test_an_epoch_is_shared_and_can_be_run_again(
     assert query.epoch(30) == []
     # And a reader that knows nothing reads each epoch again as it was, though more was added
     more = add(client, 3, 1, 2)
-    again = Query(server, **tasks)
+    again = SplitQuery(server, **tasks)
     assert [sorted(again.read(*epoch)) for epoch in query.epochs] == [sorted(ids) for ids in epochs]
     # And goes on from the checkpoint with what was added
-    assert Query(server, query.at, **tasks).epoch(30) == more
+    assert SplitQuery(server, query.at, **tasks).epoch(30) == more
 
 
 def test_epochs_smaller_than_the_number_of_partitions_starve_none(server: EmbeddedServer, client: redis.Redis) -> None:
     # Given a backlog in each partition, one of which grows all the time
     wanted = [id_ for number in range(P) for id_ in add(client, number, 1, 10)]
-    query = Query(server)
+    query = SplitQuery(server)
     found: list[str] = []
     for turn in range(21):
         wanted += add(client, 0, 11 + 2 * turn, 12 + 2 * turn)
@@ -199,7 +167,7 @@ def test_a_checkpoint_of_before_the_split_goes_on_and_a_new_layout_is_followed(
 ) -> None:
     # Given a query of a stream that is not split
     client.delete(layout_key(STREAM))
-    query = Query(server)
+    query = SplitQuery(server)
     plain = Layout()
     assert query.epoch() == []
     ids = add(client, 0, 1, 10, plain)
@@ -210,17 +178,17 @@ def test_a_checkpoint_of_before_the_split_goes_on_and_a_new_layout_is_followed(
     new = [id_ for number in range(3) for id_ in add(client, number, 1, 4, SECOND)]
     ids += add(client, 0, 11, 12, plain)
     # Then a query that begins with the old checkpoint reads the rest of both, each entry once
-    query = Query(server, query.at)
+    query = SplitQuery(server, query.at)
     found = query.epoch(5) + query.epoch(5) + query.epoch(5) + query.epoch(5)
     assert sorted(found) == sorted([*ids[6:], *new])
     assert set(query.at["streams"]) == {STREAM, *SECOND.streams(STREAM)}
     assert new[0] == "1-0@g1p0"
     # And epochs are the same when they are run again
-    assert sorted(id_ for epoch in query.epochs for id_ in Query(server).read(*epoch)) == sorted(found)
+    assert sorted(id_ for epoch in query.epochs for id_ in SplitQuery(server).read(*epoch)) == sorted(found)
     # And when the earlier stream is gone, it goes on without it
     client.delete(STREAM)
     more = add(client, 2, 5, 6, SECOND)
-    assert Query(server, query.at).epoch() == more
+    assert SplitQuery(server, query.at).epoch() == more
 
 
 @pytest.mark.parametrize("name", ["older", "leaving"])
@@ -234,20 +202,20 @@ def test_the_partitions_of_the_layout_before_are_read_until_they_are_deleted(
     ids += [id_ for number in range(3) for id_ in add(client, number, 1, 3, SECOND)]
     # Then a batch and a query without a checkpoint have all of them
     assert sorted(id_ for some in Batch(server).ids() for id_ in some) == sorted(ids)
-    query = Query(server)
+    query = SplitQuery(server)
     assert sorted(query.epoch()) == sorted(ids)
     # And nothing is missed when they are deleted one after the other
     for number in range(P):
         client.delete(FIRST.stream(STREAM, number))
         more = add(client, 1, 4 + number, 4 + number, SECOND)
-        query = Query(server, query.at)
+        query = SplitQuery(server, query.at)
         assert query.epoch() == more
 
 
 def test_entries_that_a_new_partition_lost_before_its_first_epoch_are_counted(valkey: EmbeddedServer) -> None:
     with valkey.client(decode_responses=True) as client:
         store(client, FIRST)
-        query = Query(valkey, failOnDataLoss="false")
+        query = SplitQuery(valkey, failOnDataLoss="false")
         store(client, SECOND)
         ids = add(client, 1, 1, 10, SECOND)
         client.execute_command("XTRIM", SECOND.stream(STREAM, 1), "MINID", "4-0")
@@ -260,7 +228,7 @@ def test_a_partition_that_is_deleted_is_noticed_and_the_others_go_on(
 ) -> None:
     for number in range(P):
         add(client, number, 1, 5)
-    strict, lenient = Query(server), Query(server, failOnDataLoss="false")
+    strict, lenient = SplitQuery(server), SplitQuery(server, failOnDataLoss="false")
     assert strict.epoch() == lenient.epoch()
     # When one partition is deleted, and others get more
     client.delete(FIRST.stream(STREAM, 1))
@@ -271,7 +239,7 @@ def test_a_partition_that_is_deleted_is_noticed_and_the_others_go_on(
     # And when it is there again, it is read from its beginning
     again = add(client, 1, 1, 2)
     assert lenient.epoch() == again
-    assert Query(server, lenient.at).epoch() == []
+    assert SplitQuery(server, lenient.at).epoch() == []
 
 
 def test_what_is_trimmed_from_one_partition_is_counted_for_it(valkey: EmbeddedServer) -> None:
@@ -279,7 +247,7 @@ def test_what_is_trimmed_from_one_partition_is_counted_for_it(valkey: EmbeddedSe
         store(client, FIRST)
         for number in range(P):
             add(client, number, 1, 10)
-        strict, lenient = Query(valkey), Query(valkey, failOnDataLoss="false")
+        strict, lenient = SplitQuery(valkey), SplitQuery(valkey, failOnDataLoss="false")
         strict.epoch(8)
         lenient.epoch(8)
         client.execute_command("XTRIM", FIRST.stream(STREAM, 2), "MINID", "6-0")
@@ -299,7 +267,7 @@ def test_random_additions_deletions_and_restarts_lose_nothing_and_double_nothing
     with valkey.client(decode_responses=True) as client:
         store(client, FIRST)
         options = {"failOnDataLoss": "false", "numPartitions": str(draw.choice([1, 3, 9]))}
-        query = Query(valkey, **options)
+        query = SplitQuery(valkey, **options)
         layout, ends = FIRST, Counter[str]()
         added, read, gone = set[str](), Counter[str](), set[str]()
         for turn in range(150):
@@ -324,7 +292,7 @@ def test_random_additions_deletions_and_restarts_lose_nothing_and_double_nothing
                     after = {id_ for id_, _ in client.xrange(stream)}
                     gone |= {f"{id_}{layout.suffix(number)}" for id_ in before if id_ not in after} - set(read)
                 case "restart":
-                    query = Query(valkey, query.at, **options)
+                    query = SplitQuery(valkey, query.at, **options)
                 case _:
                     read.update(query.epoch(draw.choice([None, 1, 3, 50])))
         for _ in range(2):
@@ -339,9 +307,9 @@ def test_a_query_that_catches_up_leaves_what_comes_later_in_every_partition(
 ) -> None:
     client.delete(layout_key(STREAM))
     before = add(client, 0, 1, 4, Layout())
-    at = kept(Query(server).reader.initialOffset())
+    at = kept(SplitQuery(server).reader.initialOffset())
     store(client, SECOND)
-    query = Query(server, at)
+    query = SplitQuery(server, at)
     before += add(client, 0, 1, 3, SECOND) + add(client, 1, 1, 3, SECOND)
     query.reader.prepareForTriggerAvailableNow()
     found = query.epoch(4)
@@ -350,7 +318,7 @@ def test_a_query_that_catches_up_leaves_what_comes_later_in_every_partition(
     found += query.epoch(4) + query.epoch(4) + query.epoch(4)
     assert sorted(found) == sorted(before)
     assert query.epoch() == []
-    assert sorted(Query(server, query.at).epoch()) == sorted(later)
+    assert sorted(SplitQuery(server, query.at).epoch()) == sorted(later)
 
 
 def test_a_query_may_begin_at_the_end_or_anywhere_of_every_partition(
@@ -358,7 +326,7 @@ def test_a_query_may_begin_at_the_end_or_anywhere_of_every_partition(
 ) -> None:
     for number in range(P):
         add(client, number, 1, 5)
-    at_end, inside = Query(server, startingId="latest"), Query(server, startingId="5")
+    at_end, inside = SplitQuery(server, startingId="latest"), SplitQuery(server, startingId="5")
     assert inside.epoch() == [f"5-0@p{number}" for number in range(P)]
     assert at_end.epoch() == []
     # Of a partition that is made later, nothing is old, and ids still count
@@ -370,7 +338,7 @@ def test_a_query_may_begin_at_the_end_or_anywhere_of_every_partition(
 
 def test_a_lost_layout_is_no_empty_stream(server: EmbeddedServer, client: redis.Redis) -> None:
     ids = add(client, 0, 1, 3)
-    query = Query(server)
+    query = SplitQuery(server)
     client.delete(layout_key(STREAM))
     for plan in (lambda: Batch(server), query.plan):
         with pytest.raises(ServerUnavailable, match=r"its layout is lost: the key \{events\}/layout is not there"):
@@ -396,7 +364,7 @@ def test_a_layout_that_cannot_be_read_is_refused_in_one_line(own_server: Embedde
         with pytest.raises(
             ConfigurationError, match="the layout of stream events cannot be read: no string in the key"
         ):
-            Query(own_server)
+            SplitQuery(own_server)
         # A user who may not read the layout does not take a split stream for an empty one
         client.delete(layout_key(STREAM))
         store(client, FIRST)

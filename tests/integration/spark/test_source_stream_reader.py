@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from bridge.routing.errors import ConfigurationError, EntriesLost
-from bridge.spark.read.columns import default_schema
-from bridge.spark.read.options import parse_read
-from bridge.spark.read.stream_reader import RedisStreamStreamReader
 from bridge.stack.embedded import EmbeddedServer
-
-STREAM = "events"
-Offset = dict[str, Any]
+from tests.integration.spark.streaming_query import STREAM, Query
 
 
 @pytest.fixture
@@ -35,41 +27,11 @@ def counts(client: redis.Redis) -> bool:
     return b"entries-added" in client.execute_command("XINFO", "STREAM", "probe")
 
 
-class Query:
-    """What Spark does with a reader, epoch by epoch, with offsets as they come out of a checkpoint."""
+class NumbersQuery(Query[int]):
+    """A query of a stream whose entries have the ids 1-0, 2-0, and so on."""
 
-    def __init__(self, server: EmbeddedServer, **options: Any) -> None:
-        parsed = parse_read({"url": server.url, "stream": STREAM, **options})
-        self.reader = RedisStreamStreamReader(parsed, default_schema())
-        self.at: Offset = stored(self.reader.initialOffset())
-        self.epochs: list[tuple[Offset, Offset]] = []
-
-    def plan(self, most: int | None = None) -> Offset:
-        return stored(self.reader.latestOffset(self.at, ReadAllAvailable() if most is None else ReadMaxRows(most)))
-
-    def read(self, start: Offset, end: Offset) -> list[int]:
-        parts = pickle.loads(pickle.dumps(list(self.reader.partitions(start, end))))
-        in_task = pickle.loads(pickle.dumps(self.reader))
-        return [
-            int(id_.partition("-")[0])
-            for part in parts
-            for batch in in_task.read(part)
-            for id_ in batch["id"].to_pylist()
-        ]
-
-    def epoch(self, most: int | None = None) -> list[int]:
-        end = self.plan(most)
-        if end == self.at:
-            return []
-        found = self.read(self.at, end)
-        self.epochs.append((self.at, end))
-        self.at = end
-        return found
-
-
-def stored(offset: Offset) -> Offset:
-    loaded: Offset = json.loads(json.dumps(offset))
-    return loaded
+    def row(self, id_: str) -> int:
+        return int(id_.partition("-")[0])
 
 
 def add(client: redis.Redis, first: int, last: int) -> None:
@@ -87,7 +49,7 @@ def trim(client: redis.Redis, keep_from: int) -> None:
 def test_epochs_are_exact_and_can_be_run_again(server: EmbeddedServer, client: redis.Redis, partitions: str) -> None:
     # Given a stream, read in epochs of limited size
     add(client, 1, 1000)
-    query = Query(server, numPartitions=partitions, maxRowsPerTrigger="300")
+    query = NumbersQuery(server, numPartitions=partitions, maxRowsPerTrigger="300")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(300)
     sizes = [query.epoch(300) for _ in range(5)]
     assert sizes == [
@@ -95,17 +57,17 @@ def test_epochs_are_exact_and_can_be_run_again(server: EmbeddedServer, client: r
     ]  # fmt: skip
     # When an epoch is run again by a reader that knows nothing, though more was added meanwhile
     add(client, 1001, 1010)
-    fresh = Query(server, numPartitions=partitions)
+    fresh = NumbersQuery(server, numPartitions=partitions)
     assert [fresh.read(*epoch) for epoch in query.epochs] == sizes[:4]
     # And the next one is what was added
     assert query.epoch() == list(range(1001, 1011))
 
 
 def test_a_query_may_begin_at_the_end_or_anywhere(server: EmbeddedServer, client: redis.Redis) -> None:
-    assert Query(server).epoch() == []
+    assert NumbersQuery(server).epoch() == []
     add(client, 1, 10)
-    at_end, inside = Query(server, startingId="latest"), Query(server, startingId="6")
-    future = Query(server, startingId="13-0")
+    at_end, inside = NumbersQuery(server, startingId="latest"), NumbersQuery(server, startingId="6")
+    future = NumbersQuery(server, startingId="13-0")
     assert (at_end.epoch(), inside.epoch(3), inside.epoch(3), future.epoch()) == ([], [6, 7, 8], [9, 10], [])
     add(client, 11, 14)
     assert (at_end.epoch(), inside.epoch(), future.epoch()) == ([11, 12, 13, 14], [11, 12, 13, 14], [13, 14])
@@ -115,13 +77,13 @@ def test_entries_deleted_before_the_query_began_are_no_loss(server: EmbeddedServ
     add(client, 1, 10)
     client.xdel(STREAM, "7-0")
     trim(client, 4)
-    assert Query(server).epoch() == [4, 5, 6, 8, 9, 10]
+    assert NumbersQuery(server).epoch() == [4, 5, 6, 8, 9, 10]
 
 
 def test_deletions_behind_the_reader_are_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
     # Given a reader that has read ten entries
     add(client, 1, 10)
-    query = Query(server)
+    query = NumbersQuery(server)
     query.epoch()
     # When they are deleted in every way, singly and by trimming, and others come
     client.xdel(STREAM, "3-0", "10-0", "9-0")
@@ -141,7 +103,7 @@ def test_deletions_behind_the_reader_are_no_loss(server: EmbeddedServer, client:
 
 def test_a_trim_just_to_where_the_reader_is_is_no_loss(server: EmbeddedServer, client: redis.Redis) -> None:
     add(client, 1, 10)
-    query = Query(server)
+    query = NumbersQuery(server)
     assert query.epoch(5) == [1, 2, 3, 4, 5]
     trim(client, 6)
     assert query.epoch(2) == [6, 7]
@@ -167,7 +129,7 @@ def test_entries_deleted_before_they_were_read_are_noticed_and_counted_once(
 ) -> None:
     # Given a reader that has read five entries of twenty
     add(client, 1, 20)
-    strict, lenient = Query(server), Query(server, failOnDataLoss="false")
+    strict, lenient = NumbersQuery(server), NumbersQuery(server, failOnDataLoss="false")
     assert strict.epoch(5) == lenient.epoch(5) == [1, 2, 3, 4, 5]
     # When entries that it has not read are deleted singly, or trimmed
     if deleted:
@@ -196,7 +158,7 @@ def test_random_deletions_are_counted_exactly(valkey: EmbeddedServer) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     with valkey.client() as client:
-        query = Query(valkey, failOnDataLoss="false", numPartitions=str(draw.choice([1, 3])))
+        query = NumbersQuery(valkey, failOnDataLoss="false", numPartitions=str(draw.choice([1, 3])))
         added, read, gone_unread = 0, set[int](), set[int]()
         for _ in range(200):
             match draw.choice(["add", "add", "delete", "trim", "read", "read"]):
@@ -238,25 +200,25 @@ def test_entries_that_vanish_from_a_planned_epoch_are_noticed(
 ) -> None:
     # Given an epoch that is in the checkpoint, and a crash before it was read
     add(client, 1, 100)
-    query = Query(server, numPartitions=partitions)
+    query = NumbersQuery(server, numPartitions=partitions)
     end = query.plan()
     # When some of its entries go meanwhile
     client.xdel(STREAM, "40-0", "41-0")
     trim(client, 5)
     # Then every reader notices
-    fresh = Query(server, numPartitions=partitions)
+    fresh = NumbersQuery(server, numPartitions=partitions)
     with pytest.raises(
         EntriesLost, match=r"6 of 100 entries .* between 0-1 and 100-0 vanished after they were planned"
     ):
         fresh.read(query.at, end)
     # Unless it was told to go on
-    lenient = Query(server, numPartitions=partitions, failOnDataLoss="false")
+    lenient = NumbersQuery(server, numPartitions=partitions, failOnDataLoss="false")
     assert len(lenient.read(query.at, end)) == 94
 
 
 def test_a_stream_that_was_deleted_and_made_again_is_noticed(server: EmbeddedServer, client: redis.Redis) -> None:
     add(client, 101, 120)
-    strict, lenient = Query(server), Query(server, failOnDataLoss="false")
+    strict, lenient = NumbersQuery(server), NumbersQuery(server, failOnDataLoss="false")
     assert strict.epoch() == lenient.epoch() == list(range(101, 121))
     # When the stream is deleted
     client.delete(STREAM)
@@ -276,7 +238,7 @@ def test_a_stream_made_again_with_more_entries_than_were_read_is_noticed(valkey:
     """Where the server counts: neither its ids nor its length went back."""
     with valkey.client() as client:
         add(client, 1, 100)
-        strict, lenient = Query(valkey), Query(valkey, failOnDataLoss="false")
+        strict, lenient = NumbersQuery(valkey), NumbersQuery(valkey, failOnDataLoss="false")
         assert strict.epoch() == lenient.epoch() == list(range(1, 101))
         client.delete(STREAM)
         add(client, 1001, 1150)
@@ -290,14 +252,14 @@ def test_a_query_that_catches_up_ends_where_the_stream_ended_when_it_began(
     server: EmbeddedServer, client: redis.Redis
 ) -> None:
     add(client, 1, 10)
-    query = Query(server, failOnDataLoss="false")
+    query = NumbersQuery(server, failOnDataLoss="false")
     query.reader.prepareForTriggerAvailableNow()
     assert query.epoch(4) == [1, 2, 3, 4]
     # When entries are added and deleted meanwhile, then those added wait for the next query
     add(client, 11, 30)
     client.xdel(STREAM, "2-0", "20-0")
     assert [query.epoch(4), query.epoch(4), query.epoch(4)] == [[5, 6, 7, 8], [9, 10], []]
-    again = Query(server, failOnDataLoss="false")
+    again = NumbersQuery(server, failOnDataLoss="false")
     again.at = query.at
     again.reader.prepareForTriggerAvailableNow()
     assert again.epoch() == [*range(11, 20), *range(21, 31)]
@@ -308,7 +270,7 @@ def test_a_server_that_cannot_count_says_once_what_cannot_be_known(
 ) -> None:
     with redis6.client() as client:
         add(client, 1, 10)
-        query = Query(redis6)
+        query = NumbersQuery(redis6)
         query.epoch()
         trim(client, 9)
         add(client, 11, 12)
@@ -323,4 +285,4 @@ def test_a_server_that_cannot_count_says_once_what_cannot_be_known(
 
 def test_a_streaming_query_refuses_an_end(valkey: EmbeddedServer) -> None:
     with pytest.raises(ConfigurationError, match="endingId is for a batch read"):
-        Query(valkey, endingId="5")
+        NumbersQuery(valkey, endingId="5")
