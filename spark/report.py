@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: The totals in the last line of output as JSON.
 _TOLD = (
-    *("messages", "tickets", "done", "dead", "refused", "left_out", "skipped", "undone"),
+    *("messages", "tickets", "done", "dropped", "dead", "refused", "left_out", "skipped", "undone"),
     *("executions", "retries", "failures", "losses"),
 )
 

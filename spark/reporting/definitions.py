@@ -8,24 +8,29 @@ from __future__ import annotations
 DEFINITIONS = (
     (
         "message",
-        "Counted once, however many attempts it had. Its outcome is that of its last row in the history: done, dead, "
-        "refused, left out, skipped, or undone (it failed, was lost, given back or replayed, and comes again). Stale "
-        "rows (the result of an execution whose fence was not current) do not decide an outcome. A message that has no "
-        "other rows is counted as unknown: how it ended is not in the archive. A range of time takes a message with "
-        "all its rows.",
+        "Counted once, however many attempts it had. Its outcome is that of its last row in the history: done, "
+        "dropped, dead, refused, left out, skipped, or undone (it failed, was nacked, lost, given back or replayed,"
+        " and comes again). Stale rows (the result of an execution whose fence was not current) do not decide an "
+        "outcome. A message that has no other rows is counted as unknown: how it ended is not in the archive. A "
+        "range of time takes a message with all its rows.",
     ),
     (
         "execution",
-        "A delivery that began, or may have begun: it is done, failed or lost, or it ended in the dead letters. A "
-        "delivery that was given back had not begun and is not counted. Neither is a message that went to the dead "
-        "letters without another attempt.",
+        "A delivery that began, or may have begun: it is done, dropped, failed, nacked or lost, or it ended in the "
+        "dead letters. A delivery that was given back had not begun and is not counted. Neither is a message that "
+        "went to the dead letters without another attempt.",
     ),
     (
         "retry",
-        "An execution whose message had failed or been lost just before. The first execution after a replay from the "
-        "dead letters is no retry.",
+        "An execution whose message had failed, been nacked or been lost just before. The first execution after a "
+        "replay from the dead letters is no retry.",
     ),
     ("failure", "An execution that raised, or that ended in the dead letters."),
+    (
+        "dropped, nacked",
+        "Dropped: the task said that the message is done and was not handled. Nacked: it refused the message without a "
+        "charge, and the message came again. Neither is a failure. Dropped messages are in the totals only.",
+    ),
     ("loss", "An execution that was cut off, or may have been: its worker died, its lease ended, a time limit struck."),
     (
         "waiting",

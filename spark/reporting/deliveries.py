@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: Outcomes of a message.
-DONE, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dead", "refused", "undone", "unknown"
+DONE, DROPPED, DEAD, REFUSED, UNDONE, UNKNOWN = "done", "dropped", "dead", "refused", "undone", "unknown"
 LEFT_OUT, SKIPPED = "left_out", "skipped"
 #: What the last row of a message says, and the outcome that this is. All others are undone.
 _OUTCOMES = {
-    What.DONE: DONE, What.DEAD: DEAD, What.REFUSED: REFUSED, What.LEFT_OUT: LEFT_OUT, What.SKIPPED: SKIPPED,
+    What.DONE: DONE, What.DROPPED: DROPPED,
+    What.DEAD: DEAD, What.REFUSED: REFUSED, What.LEFT_OUT: LEFT_OUT, What.SKIPPED: SKIPPED,
 }  # fmt: skip
 
 #: Rows that do not decide the outcome of their message.
 _STALE = What.STALE.value
-_CAME_AGAIN = (What.FAILED.value, What.LOST.value)
+_CAME_AGAIN = (What.FAILED.value, What.NACKED.value, What.LOST.value)
 #: Ids from here on, in ms, are times (2001-09-09) …
 _FIRST_TIME_MS = 10**12
 #: … and from here on they are none; somewhat later, their microseconds would not fit into 64 bits.
@@ -42,7 +43,9 @@ def deliveries(history: DataFrame, within: Range) -> DataFrame:
     ``ended_us``, ``service_us`` and ``written_us`` (whole microseconds, null where not known).
     """
     what = fn.col("what")
-    begun = what.isin(What.DONE.value, *_CAME_AGAIN) | ((what == What.DEAD.value) & (fn.col("fence") != 0))
+    begun = what.isin(What.DONE.value, What.DROPPED.value, *_CAME_AGAIN) | (
+        (what == What.DEAD.value) & (fn.col("fence") != 0)
+    )
     written = id_numbers(fn.col("history_id"))
     # An archive also has entries that were not lists of rows. They name no message.
     known = fn.col("message_id").isNotNull() & within.holds(fn.col("message_id"))

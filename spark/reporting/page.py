@@ -105,6 +105,7 @@ def _cards(totals: Row) -> list[tuple[str, str, str, str]]:
         ("Done", whole(totals["done"]), f"{share(totals['done'] / totals['messages'])} of all", ""),
         ("Dead", whole(bad), f"{whole(totals['refused'])} of them refused", "bad" if bad else ""),
         ("Undone", whole(undone), f"{whole(totals['unknown'])} of them unknown", ""),
+        *([("Dropped", whole(totals["dropped"]), "by their tasks", "")] if totals["dropped"] else []),
         *([("Left out", whole(not_handled), f"{whole(totals['skipped'])} of them skipped", "")] if not_handled else []),
         ("Throughput", rate(totals["throughput_per_s"]), f"{whole(totals['consumers'])} workers", ""),
         (

@@ -18,6 +18,7 @@ from bridge.spark.archiving.reading import Range, id_numbers
 from bridge.spark.reporting.deliveries import (
     DEAD,
     DONE,
+    DROPPED,
     LEFT_OUT,
     REFUSED,
     SKIPPED,
@@ -44,6 +45,8 @@ _STEPS_S = (
     *(3600, 7200, 10800, 21600, 43200, 86400, 7 * 86400, 30 * 86400),
 )
 _ERROR_CHARS = 200
+#: The outcomes that the totals count.
+OUTCOMES = (DONE, DROPPED, DEAD, REFUSED, LEFT_OUT, SKIPPED, UNDONE, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def totals(facts: Facts) -> DataFrame:
     outcome = fn.col("outcome")
     counted = facts.messages.agg(
         fn.count(fn.lit(1)).alias("messages"),
-        *(how_many(outcome == kind).alias(kind) for kind in (DONE, DEAD, REFUSED, LEFT_OUT, SKIPPED, UNDONE, UNKNOWN)),
+        *(how_many(outcome == kind).alias(kind) for kind in OUTCOMES),
         *_sums("executions", "retries", "failures", "losses", "returns", "replays", "stale"),
         *_waiting_and_turnaround(),
         fn.timestamp_micros(fn.min("enqueued_us")).alias("first_enqueued_at"),

@@ -54,10 +54,10 @@ def show(found: dict[str, Any], lane: tuple[str, str] | None = None) -> None:
 
 
 def _not_handled(totals: Row) -> str:
-    """The messages that the subscription never dispatched, where there are any."""
+    """The messages that were dropped, or that the subscription never dispatched, where there are any."""
     shown = (
         f", {whole(totals[key])} {name}"
-        for key, name in (("left_out", "left out"), ("skipped", "skipped"))
+        for key, name in (("dropped", "dropped"), ("left_out", "left out"), ("skipped", "skipped"))
         if totals[key]
     )
     return "".join(shown)

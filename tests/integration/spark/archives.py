@@ -199,7 +199,17 @@ def random_archive(seed: int, count: int = 400) -> Archive:
                 started = now if quick else now + draw.randrange(-200, 400_000)
                 # Thousandths of a millisecond, as a worker's clock has them; some executions take none at all.
                 ran_us = 0 if quick else draw.choice((0, draw.randrange(20, 900), draw.randrange(1_000, 200_000)))
-                what = draw.choices(("done", "failed", "lost", "returned", "dead", "stop"), (60, 12, 8, 8, 6, 2))[0]
+                ends = {
+                    "done": 60,
+                    "dropped": 5,
+                    "failed": 12,
+                    "nacked": 6,
+                    "lost": 8,
+                    "returned": 8,
+                    "dead": 6,
+                    "stop": 2,
+                }
+                what = draw.choices(list(ends), list(ends.values()))[0]
                 if what == "stop":
                     break
                 known = what != "returned" and (what != "lost" or draw.random() < 0.5)
@@ -215,7 +225,7 @@ def random_archive(seed: int, count: int = 400) -> Archive:
                 if what == "dead":
                     fields = {"ticket_id": ticket, "task": task, "error": f"ValueError: {number}", "attempts": attempt}
                     made.dead.append(letter(now, message_id, f"gave up after {attempt} attempts", **fields))
-                if what in ("done", "dead"):
+                if what in ("done", "dropped", "dead"):
                     ended = what == "dead"
                     break
             if not ended:

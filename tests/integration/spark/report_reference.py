@@ -14,7 +14,14 @@ Expected = dict[str, Any]
 PERCENTS = (("p50", 50), ("p90", 90), ("p99", 99))
 
 #: What the last row of a message says, and its outcome.
-OUTCOMES = {"done": "done", "dead": "dead", "refused": "refused", "left out": "left_out", "skipped": "skipped"}
+OUTCOMES = {
+    "done": "done",
+    "dropped": "dropped",
+    "dead": "dead",
+    "refused": "refused",
+    "left out": "left_out",
+    "skipped": "skipped",
+}
 
 
 def us(time: datetime) -> int:
@@ -36,7 +43,9 @@ def spread(measure: str, values: Sequence[int]) -> Expected:
 
 def began(row: Row) -> bool:
     """Whether the delivery is an execution."""
-    return row["what"] in ("done", "failed", "lost") or (row["what"] == "dead" and row["fence"] > 0)
+    return row["what"] in ("done", "dropped", "failed", "nacked", "lost") or (
+        row["what"] == "dead" and row["fence"] > 0
+    )
 
 
 class Life:
@@ -55,9 +64,9 @@ class Life:
         for row in self.rows:
             if began(row):
                 self.retries += failed_before
-            if row["what"] in ("failed", "lost"):
+            if row["what"] in ("failed", "nacked", "lost"):
                 failed_before = True
-            elif row["what"] in ("replayed", "dead", "done"):
+            elif row["what"] in ("replayed", "dead", "done", "dropped"):
                 failed_before = False
         ms = id_key(id_)[0]
         self.enqueued = ms * 1000 if ms >= 10**12 else None

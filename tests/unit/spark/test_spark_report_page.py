@@ -133,7 +133,7 @@ def group(number: int, **more: Any) -> dict[str, Any]:
 
 def found(names: list[str], buckets: int = 30) -> dict[str, Any]:
     """What Spark would have returned, with ``names`` wherever a name from outside can be."""
-    outcomes = {"refused": 3, "left_out": 4, "skipped": 1, "undone": 0, "unknown": 0}
+    outcomes = {"dropped": 2, "refused": 3, "left_out": 4, "skipped": 1, "undone": 0, "unknown": 0}
     totals = group(7, messages=1234, consumers=len(names), imbalance=1.25, **outcomes)
     workers = [
         {**group(i, consumer=name), "busy_ms": 1e4 / (i + 1), "share_of_busy": 0.2, "running": 1.5, "peak": 2}
