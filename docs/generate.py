@@ -25,6 +25,8 @@ sys.path.insert(0, str(DOCS.parent))
 
 from bridge.audit.checks import Check  # noqa: E402
 from bridge.cli.main import cli  # noqa: E402
+from bridge.http.application import describe  # noqa: E402
+from bridge.http.problems import EVERYWHERE, MEANINGS  # noqa: E402
 from bridge.routing import errors, keys  # noqa: E402
 from bridge.settings import app as settings_module  # noqa: E402 (the checkout's, wherever this is run from)
 from bridge.settings.config_keys import PREFIX  # noqa: E402
@@ -233,6 +235,98 @@ def error_tree() -> str:
     return table(["error", "is a", "exit code", "meaning"], rows)
 
 
+# -- The HTTP interface -----------------------------------------------------------------------------------------------
+
+
+def http_interface() -> str:
+    """Every route: what it does, its parameters, its bodies and its answers."""
+    document = describe().openapi()
+    parts: list[str] = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parts += _operation(document, f"{method.upper()} {path}", operation)
+    return "\n".join(parts)
+
+
+def http_errors() -> str:
+    """The statuses of errors, and what each means."""
+    return table(
+        ["status", "means", "of"],
+        [[str(status), said, "any route" if status in EVERYWHERE else "some"] for status, said in MEANINGS.items()],
+    )
+
+
+def _operation(document: dict[str, Any], name: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"### {name}\n"
+    yield f"{operation['summary']}. {prose(operation.get('description'))}\n"
+    parameters = [
+        [f"`{one['name']}`", one["in"], _schema_words(one["schema"]), _sentence(one.get("description"), one)]
+        for one in operation.get("parameters", ())
+    ]
+    if parameters:
+        yield table(["parameter", "in", "type", "meaning"], parameters)
+    if (body := operation.get("requestBody")) is not None:
+        seen: list[list[list[str]]] = []
+        for media_type, content in body["content"].items():
+            fields = _members(document, content["schema"])
+            if fields in seen:
+                yield f"Body, `{media_type}`: a list of these.\n"
+                continue
+            seen.append(fields)
+            many = ", or a list of such objects" if "oneOf" in content["schema"] or "anyOf" in content["schema"] else ""
+            yield f"Body, `{media_type}`{many}:\n"
+            yield table(["member", "type", "meaning"], fields)
+    rows = []
+    for status, answer in operation["responses"].items():
+        if int(status) in EVERYWHERE:
+            continue
+        said = str(answer["description"])
+        for media_type, content in answer.get("content", {}).items():
+            if status < "300" and (members := _members(document, content["schema"])):
+                said = f"`{media_type}` with " + "; ".join(f"{one[0]} ({one[2] or one[1]})" for one in members)
+        rows.append([status, said.replace(" Needed.", "").replace(".)", ")")])
+    yield table(["status", "answer"], rows)
+
+
+def _members(document: dict[str, Any], schema: dict[str, Any]) -> list[list[str]]:
+    """A row for each member of an object; of a list: of its objects."""
+    while "properties" not in schema:
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        elif choices := schema.get("oneOf") or schema.get("anyOf"):
+            schema = choices[0]
+        elif "items" in schema:
+            schema = schema["items"]
+        else:
+            return []
+    needed = schema.get("required", ())
+    return [
+        [f"`{name}`", _schema_words(one), _sentence(one.get("description"), {"required": name in needed})]
+        for name, one in schema["properties"].items()
+    ]
+
+
+def _sentence(text: str | None, of: dict[str, Any]) -> str:
+    return " ".join(part for part in (prose(text), "Needed." if of.get("required") else "") if part)
+
+
+def _schema_words(schema: dict[str, Any]) -> str:
+    """A schema in a few words."""
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if choices := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(_schema_words(one) for one in choices))
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if schema.get("type") == "array":
+        return f"list of {_schema_words(schema.get('items', {}))}"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    span = "" if least is None or most is None else f", {least:,} to {most:,}"
+    return f"{schema.get('type', 'any JSON')}{span}"
+
+
 # -- Rooms ------------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +360,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "keys of pushes": push_keys,
     "errors": error_tree,
     "rooms": rooms,
+    "http errors": http_errors,
+    "http interface": http_interface,
     "audit checks": audit_checks,
 }
 

@@ -113,8 +113,9 @@ class Access:
     def _read(self) -> Sequence[_Token]:
         if self._file is not None:
             return _parse(_text_of(self._file), f"the file {self._file} of --http-tokens")
-        text = os.environ.get(VARIABLE)
-        return () if text is None else _parse(text, f"the environment variable {VARIABLE}")
+        text = os.environ.get(VARIABLE, "")
+        # A compose file passes a variable on that is not set.
+        return () if not text.strip() else _parse(text, f"the environment variable {VARIABLE}")
 
 
 def _text_of(file: Path) -> str:

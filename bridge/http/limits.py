@@ -5,6 +5,7 @@ A body is never read past its limit. It is counted as it arrives. The last handl
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,10 @@ class Limited:
             _check_headers(scope)
             self._check_length(scope)
             await self._application(scope, request.receive, request.send)
-        except Exception as exc:
-            found = problem_of(exc)
+        except (Exception, asyncio.CancelledError) as exc:
+            # What is left when the server stops is cancelled.
+            stopped = isinstance(exc, asyncio.CancelledError)
+            found = unavailable("this master stops; use another one") if stopped else problem_of(exc)
             if found.status == 500:
                 logger.exception("a request failed: %s %s", scope["method"], scope["path"])
             if not request.answered:

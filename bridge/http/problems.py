@@ -94,13 +94,16 @@ MEANINGS = {
 }
 
 
+#: Those that every route can answer with.
+EVERYWHERE = frozenset({400, 401, 403, 408, 413, 421, 431, 500, 503})
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route: these errors, and those that every route can answer with."""
-    every = {400, 401, 403, 413, 421, 500, 503}
+    """The ``responses`` of a route: these errors, and those of every route."""
     schema = {"$ref": "#/components/schemas/ProblemDocument"}
     return {
         status: {"description": MEANINGS[status], "content": {MEDIA_TYPE: {"schema": schema}}}
-        for status in sorted({*every, *statuses})
+        for status in sorted({*EVERYWHERE, *statuses})
     }
 
 

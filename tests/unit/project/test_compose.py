@@ -21,8 +21,8 @@ from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
 ROOT = Path(__file__).parents[3]
 Service = dict[str, Any]
 
-LONG_RUNNING = {"valkey", "master", "worker", "flower"}
-PYTHON_SERVICES = {"master", "worker", "flower", "spark"}
+LONG_RUNNING = {"valkey", "master", "http", "worker", "flower"}
+PYTHON_SERVICES = {"master", "http", "worker", "flower", "spark"}
 BROKER = "redis://valkey:6379/0"
 
 KEYS_OF_A_SERVICE = {
@@ -153,12 +153,17 @@ class TestCommands:
 
     def test_the_bridge_s_commands_exist(self, services: dict[str, Service]) -> None:
         cli = pytest.importorskip("bridge.cli.main").cli
-        program, app_option, app, command, *options = services["master"]["command"]
-        assert (program, app_option, app) == ("bridge", "-A", "tasks")
-        found = cli.get_command(click.Context(cli), command)
-        assert found is not None
-        known = {spelling for parameter in found.params for spelling in parameter.opts}
-        assert set(options) <= known
+        for name in ("master", "http"):
+            program, app_option, app, command, *options = services[name]["command"]
+            assert (program, app_option, app) == ("bridge", "-A", "tasks")
+            found = cli.get_command(click.Context(cli), command)
+            assert found is not None
+            found.make_context(command, options, resilient_parsing=False, parent=click.Context(cli))
+
+    def test_a_port_is_only_there_for_who_asks_for_it(self, services: dict[str, Service]) -> None:
+        assert services["http"]["profiles"] == ["http"]
+        assert services["http"]["environment"]["BRIDGE_HTTP_TOKENS"] == "${BRIDGE_HTTP_TOKENS:-}"
+        assert services["http"]["command"][-1].endswith(services["http"]["ports"][0].rpartition(":")[2])
 
     def test_valkey_has_the_settings_of_the_embedded_server(self, services: dict[str, Service], tmp_path: Path) -> None:
         program, *options = services["valkey"]["command"]

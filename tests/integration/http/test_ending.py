@@ -1,0 +1,66 @@
+"""How a server ends: at once where it can, in a bounded time in any case."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+import trustme
+
+from bridge.http.options import Certificate
+from bridge.routing.errors import ConfigurationError
+from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST, free_port
+from bridge.testing.nodes.node import NodeYard
+from tests.integration.http.http_port import Port, app_of, port_of
+from tests.integration.lanes import APP
+
+
+def test_a_master_ends_in_time_with_clients_that_wait(nodes: NodeYard) -> None:
+    port = Port(free_port())
+    master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port.number}"), ready_text="leading")
+    assert port.get("/api/health").status == 200
+    # An idle connection, one that sends its headers, and one that sends its body.
+    with port.dial() as _, port.dial() as headers, port.dial() as body:
+        headers.sendall(b"GET /api/health HTTP/1.1\r\n")
+        body.sendall(
+            b"POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        began = time.monotonic()
+        master.terminate()
+        master.wait()
+    assert time.monotonic() - began < 8
+    assert "stopped" in master.logs()
+    assert "Traceback" not in master.logs()
+
+
+def test_it_speaks_tls(valkey: EmbeddedServer, tmp_path: Path, authority: trustme.CA) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert(HOST)
+    issued.cert_chain_pems[0].write_to_path(chain)
+    issued.private_key_pem.write_to_path(key)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    app = app_of(valkey.url)
+    with port_of(app, certificate=Certificate(chain, key)) as port:
+        request = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        with context.wrap_socket(port.dial(), server_hostname=HOST) as dialled:
+            dialled.sendall(request)
+            assert dialled.recv(1000).startswith(b"HTTP/1.1 200 ")
+        with port.dial() as dialled:
+            # Without TLS it gets no answer of the application.
+            dialled.sendall(request)
+            assert not dialled.recv(1000).startswith(b"HTTP/1.1 200 ")
+    app.bridge.client.close()
+
+
+def test_a_certificate_that_does_not_fit_its_key_is_one_line(tmp_path: Path, authority: trustme.CA) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    authority.issue_cert(HOST).cert_chain_pems[0].write_to_path(chain)
+    authority.issue_cert(HOST).private_key_pem.write_to_path(key)
+    for certificate in (Certificate(chain, key), Certificate(key, chain), Certificate(chain)):
+        with pytest.raises(ConfigurationError, match="not a certificate and its key"):
+            certificate.check()
