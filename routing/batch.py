@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
 from bridge.routing.scripts import Argument
 
@@ -83,6 +84,14 @@ class Batch:
     released: list[str] = field(default_factory=list)
     retries: list[Argument] = field(default_factory=list)
     due: list[str] = field(default_factory=list)
+    #: Due time and message, alternating: others overtake it until then; it is due; its ticket waits for it.
+    delayed: list[Argument] = field(default_factory=list)
+    late: list[Argument] = field(default_factory=list)
+    holding: list[Argument] = field(default_factory=list)
+    #: New due time and message, alternating, of delayed messages.
+    rescheduled: list[Argument] = field(default_factory=list)
+    #: Messages that are none of these any more.
+    over: list[Argument] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
     #: Name in the group under which messages of a parked ticket are pending -> their ids.
     shelved: dict[str, list[str]] = field(default_factory=dict)
@@ -107,6 +116,11 @@ class Batch:
         """These messages of a parked ticket are pending under ``name`` from now on."""
         if ids:
             self.shelved.setdefault(name, []).extend(ids)
+
+    def delay(self, name: str, id_: str, due_ms: int) -> None:
+        """Others overtake this message until it is due. It is pending under ``name`` until then."""
+        self.delayed += (due_ms, member_of(id_))
+        self.shelve(name, (id_,))
 
     def mark(self) -> Mark:
         """Where the dispatches begin that are planned from now on."""
@@ -185,6 +199,11 @@ SECTIONS = (
     Section("released", 1, "released"),
     Section("retries", 2, "retries"),
     Section("due", 1, "due"),
+    Section("delayed", 2, "delayed"),
+    Section("late", 2, "late"),
+    Section("holding", 2, "holding"),
+    Section("rescheduled", 2, "rescheduled"),
+    Section("over", 1, "over"),
     Section("dead", 1, "dead", lambda batch: [letter.size for letter in batch.dead]),
     Section("letters", 1, "dead", lambda batch: _flat([letter.arguments() for letter in batch.dead])),
     Section("replayed", 1, "replayed"),

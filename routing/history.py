@@ -57,12 +57,16 @@ class What(Enum):
     SKIPPED = "skipped"
     #: An outcome had another fence than the current one, and was refused.
     STALE = "stale"
+    #: It was delayed, and is due: it takes its place in the order of its ticket. ``dispatched ms`` is its due time.
+    DUE = "due"
+    #: It was delayed, and an operator cancelled it before it was begun: the last row.
+    CANCELLED = "cancelled"
     #: A dead message was replayed: it goes before all messages of its ticket that were not started.
     REPLAYED = "replayed"
 
 
 #: What the last row of a message says. After `DEAD` it may still be replayed.
-LAST = frozenset({What.DONE, What.DROPPED, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED})
+LAST = frozenset({What.DONE, What.DROPPED, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED, What.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)

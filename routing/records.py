@@ -30,6 +30,8 @@ import orjson
 #: Values in place of the fence: the ticket awaits a retry, or is parked.
 AWAITING = 0
 PARKED = -1
+#: The cause in the record of a ticket that waits for its oldest message until that is due.
+HELD = "held until it is due"
 #: Beginning of the cause in the record of a run whose ticket is to be parked after the run.
 PARK_AFTER = "park: "
 

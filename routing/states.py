@@ -14,10 +14,15 @@
     AWAITING_RETRY --park--> WAITING --release--> AWAITING_RETRY: for the message that was begun, when its ticket is
     parked and released.
 
+    WAITING --delay--> DELAYED --due--> WAITING: a message that others overtake until it is due.
+    WAITING --hold--> AWAITING_RETRY: the oldest message of its ticket, until it is due.
+    DELAYED | WAITING | AWAITING_RETRY --cancel--> DONE: an operator's order, for a message that is not due.
+
 Redis alone shows the state of each message:
 
 - UNREAD: after the group's last delivered id.
 - WAITING: pending under the master's name, or under that of a parked ticket, and not named by a record.
+- DELAYED: pending under the master's name for delayed messages; a member of the sorted set `delayed`.
 - IN_FLIGHT: pending under a consumer's name; named by a ticket record with a fence.
 - AWAITING_RETRY: pending under the master's name; named by a ticket record without a fence. The record has its
   attempts, its losses, and the attempt that was cut off.
@@ -36,6 +41,7 @@ class State(Enum):
 
     UNREAD = "unread"
     WAITING = "waiting"
+    DELAYED = "delayed"
     IN_FLIGHT = "in flight"
     AWAITING_RETRY = "awaiting retry"
     DEAD = "dead"
@@ -62,4 +68,11 @@ EDGES: dict[str, tuple[State, State]] = {
     "park": (State.AWAITING_RETRY, State.WAITING),
     "release": (State.WAITING, State.AWAITING_RETRY),
     "replay": (State.DEAD, State.WAITING),
+    "delay": (State.WAITING, State.DELAYED),
+    "due": (State.DELAYED, State.WAITING),
+    # Its ticket waits for it.
+    "hold": (State.WAITING, State.AWAITING_RETRY),
+    "cancel": (State.DELAYED, State.DONE),
+    "cancel held": (State.WAITING, State.DONE),
+    "cancel first held": (State.AWAITING_RETRY, State.DONE),
 }

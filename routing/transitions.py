@@ -101,6 +101,9 @@ def advance(client: Redis, lead: Leadership, opening: Argument, batch: Batch) ->
         keys.counts,
         keys.history,
         keys.drains,
+        keys.delayed,
+        keys.late,
+        keys.holding,
     ]
     names += [to.queue for to in batch.dispatches.values()]
     for older in batch.older:

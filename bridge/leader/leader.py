@@ -43,6 +43,7 @@ from bridge.leader.step.chained_steps import ChainedSteps
 from bridge.leader.step.steps import Steps
 from bridge.leader.step.term import Term
 from bridge.leader.stream.backoffs_over import BackoffsOver
+from bridge.leader.stream.delayed import Delayed
 from bridge.leader.stream.first_messages import FirstMessages
 from bridge.leader.stream.pending import PendingList
 from bridge.leader.stream.reading import Reading
@@ -140,6 +141,7 @@ class Leader:
         steps.after_write.append(self._intake.settled)
         steps.after_write.append(HttpWakes(term, lane).written)
         reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
+        delayed = self._delayed = Delayed(term, lane, steps, reading)
         pending = PendingList(term, lane)
         self._lag = Lag(term, pending)
         first_messages = FirstMessages(term, lane, pending, settling)
@@ -153,8 +155,9 @@ class Leader:
         self._retention = Retention(term, steps)
         self.manual_changes = ManualChanges(term, lane, steps, pending)
         self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
-        self._rebuild = Rebuild(term, lane, steps, reading, pending, first_messages, self.manual_changes, consumers)
-        self._refill = Refill(term, lane, steps, reading, pending, first_messages, self.manual_changes)
+        parts = (term, lane, steps, reading, pending, first_messages, self.manual_changes)
+        self._rebuild = Rebuild(*parts, consumers, delayed)
+        self._refill = Refill(*parts, delayed)
         self._unknown_tasks = UnknownTasks(term, lane, steps, settling, self._breakers, registrations, self._refill)
         self._backoffs_over = BackoffsOver(term, lane, settling)
         self._entries = Wire(url)
@@ -372,6 +375,8 @@ class Leader:
             timeout = 0.0
         if pause > 0:
             timeout = min(timeout, pause)
+        if lane.next_due_ms is not None and (until_due := self._delayed.timeout_s()) is not None:
+            timeout = min(timeout, until_due)
         if lane.backoffs:
             timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - now_ms) / 1000))
         ready = {key.fileobj for key, _ in selector.select(timeout)}
@@ -401,6 +406,8 @@ class Leader:
             self._skip_entries(batch)
         elif wants_entries and self._more:
             self._read_entries(batch)
+        if lane.next_due_ms is not None:
+            self._delayed.run(batch, has_read=wants_entries)
         self._steps.advance(batch)
         if skips and lag.again and not lag.excess:
             lag.look()
@@ -435,6 +442,7 @@ class Leader:
 
     def _read_entries(self, batch: Batch) -> None:
         entries = self._new_entries(most=self._lag.room)
+        self._delayed.read_with(entries)
         for entry in entries:
             self._reading.ingest(entry, batch)
         self._have_read(entries)

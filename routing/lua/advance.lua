@@ -1,10 +1,11 @@
 -- Settles a batch of outcomes and dispatches a batch of runs, in one step.
 --
 -- From -> to: IN_FLIGHT -> DONE | AWAITING_RETRY | DEAD | WAITING, WAITING | AWAITING_RETRY -> DEAD,
---             WAITING <-> PARKED, DEAD -> WAITING, and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
+--             WAITING <-> PARKED, DEAD -> WAITING, WAITING -> DELAYED, DELAYED | WAITING | AWAITING_RETRY -> DONE
+--             (cancelled), and then WAITING | AWAITING_RETRY -> IN_FLIGHT.
 -- KEYS: 1 leader, 2 tickets, 3 applied, 4 retries, 5 outcomes, 6 stream, 7 fence, 8 dead, 9 counts, 10 history,
---       11 drains, 12.. the queue of each consumer that is dispatched to; behind them, of each older version its leader
---       and stream, of each newer one its tickets, and then the fences of all these.
+--       11 drains, 12 delayed, 13 late, 14 holding, 15.. the queue of each consumer that is dispatched to; behind them,
+--       of each older version its leader and stream, of each newer one its tickets, and then the fences of all these.
 -- ARGV: token, group, master, ids of outcomes, separated by spaces (the first: outcomes from this id on are kept,
 --       '' = all; the others: older ids that are kept as well, oldest first), number of fences needed,
 --       opening (the text before the fence in every Celery message), entries that the history may have, rows for the
@@ -13,11 +14,14 @@
 --       expected (ticket, record | ''), orders (id in the outcome stream), older (token of its leader, '' = nobody may
 --       lead it; id up to which it has read), newer (name of its stream), contested (ticket; all that are dispatched
 --       where there are older or newer versions), acknowledged (id), given_back (id), shelves (name in the group of a
---       parked ticket, number of its ids), shelved (id), records (ticket, record), released (ticket), retries (due ms,
---       ticket), due (ticket whose retry is over), dead (number of arguments of a letter: at most 6000), letters
---       (argument), replayed (id of a letter), counts (name, amount), drains (consumer, order | '' = it takes work
---       again), dispatches (consumer, number of its ids, of its runs, of its texts), ids (id), runs (ticket, fence
---       offset, record tail), texts (Celery message without opening).
+--       parked ticket or of delayed messages, number of its ids), shelved (id), records (ticket, record), released
+--       (ticket), retries (due ms, ticket), due (ticket whose retry is over), delayed (due ms, member of a message that
+--       others overtake until then), late (due ms, member of one that is due), holding (due ms, member of one for which
+--       its ticket waits), rescheduled (new due ms, member), over (member of a message that is none of these any more),
+--       dead (number of arguments of a letter: at most 6000), letters (argument), replayed (id of a letter), counts
+--       (name, amount), drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of
+--       its runs, of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without
+--       opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane again.
@@ -186,6 +190,17 @@ call_chunked({'HDEL', KEYS[2]}, first, size)
 call_chunked({'HDEL', KEYS[3]}, first, size)
 call_chunked({'ZADD', KEYS[4]}, section('retries'))
 call_chunked({'ZREM', KEYS[4]}, section('due'))
+-- NX: a due time that an operator changed stays, when a new leader delays a message again.
+call_chunked({'ZADD', KEYS[12], 'NX'}, section('delayed'))
+call_chunked({'ZADD', KEYS[13]}, section('late'))
+call_chunked({'ZADD', KEYS[14], 'NX'}, section('holding'))
+first, size = section('rescheduled')
+call_chunked({'ZADD', KEYS[12], 'XX'}, first, size)
+call_chunked({'ZADD', KEYS[14], 'XX'}, first, size)
+first, size = section('over')
+call_chunked({'ZREM', KEYS[12]}, first, size)
+call_chunked({'ZREM', KEYS[13]}, first, size)
+call_chunked({'ZREM', KEYS[14]}, first, size)
 first, size = section('dead')
 local argument = section('letters')
 for i = first + 1, first + size do
@@ -259,7 +274,7 @@ if fences > 0 then
       end
     end
     for i = text + 1, text + texts do
-      redis.call('LPUSH', KEYS[12 + d], opening .. ARGV[i])
+      redis.call('LPUSH', KEYS[15 + d], opening .. ARGV[i])
     end
     text = text + texts
   end

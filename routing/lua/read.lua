@@ -52,7 +52,7 @@ local function beginnings(fields)
   return shown
 end
 
-local wanted = {ticket_id = true, task = true, payload = true}
+local wanted = {ticket_id = true, task = true, payload = true}  -- and the options: the caller names them
 for i = 10, #ARGV do
   wanted[ARGV[i]] = true
 end

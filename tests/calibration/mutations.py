@@ -280,7 +280,7 @@ MUTATIONS = [
         "steady",
         ("writes: outside a script",),
         (
-            Edit(ADVANCE, "redis.call('LPUSH', KEYS[12 + d], opening .. ARGV[i])", ""),
+            Edit(ADVANCE, "redis.call('LPUSH', KEYS[15 + d], opening .. ARGV[i])", ""),
             Edit(
                 TRANSITIONS,
                 "    return Advanced(int(reply[1]),",

@@ -267,7 +267,7 @@ SCRIPT_MUTATIONS = [
         "I7",
         ADVANCE,
         "test_advance::test_a_whole_batch_changes_exactly_what_it_says",
-        "redis.call('LPUSH', KEYS[12 + d], opening .. ARGV[i])",
+        "redis.call('LPUSH', KEYS[15 + d], opening .. ARGV[i])",
         "",
     ),
     # -- I8 ----------------------------------------------------------------------------------------------------------

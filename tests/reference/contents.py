@@ -45,6 +45,10 @@ class Contents:
         self.applied: dict[str, int] = {}
         #: Ticket -> due time (ms).
         self.retries: dict[str, int] = {}
+        #: Message -> due time (ms): others overtake it until then; they did; its ticket waits for it.
+        self.delayed: dict[str, int] = {}
+        self.late: dict[str, int] = {}
+        self.holding: dict[str, int] = {}
         self.outcomes: dict[str, Fields] = {}
         #: The stream of dead letters.
         self.letters: dict[str, Fields] = {}
@@ -115,6 +119,9 @@ class Contents:
             mine = found[id_] = {state} if state is not None and self.pending.get(id_) == owner else set()
             if at >= self.delivered:
                 mine.add(State.UNREAD)
+            elif id_ in self.delayed:
+                if self.pending.get(id_) == self.keys.delayed_consumer(MASTER):
+                    mine.add(State.DELAYED)
             elif id_ not in self.pending:
                 mine.add(State.DEAD if id_ in dead else State.DONE)
             elif self.pending[id_] in shelves and state is not State.AWAITING_RETRY:

@@ -12,9 +12,10 @@ import orjson
 
 from bridge.routing import records
 from bridge.routing.batch import Batch
+from bridge.routing.delaying import Moved
 from bridge.routing.effects import Success
 from bridge.routing.errors import DispatchRefused, LaneConflict, NotLeading
-from bridge.routing.ids import id_key
+from bridge.routing.ids import id_key, id_of_member
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Argument
@@ -121,6 +122,14 @@ class ReferenceLane(Contents):
         self.retries.update((ticket, int(due)) for due, ticket in _pairs(batch.retries))
         for ticket in batch.due:
             self.retries.pop(ticket, None)
+        self.delayed = {**_due_times(batch.delayed), **self.delayed}
+        self.late |= _due_times(batch.late)
+        self.holding = {**_due_times(batch.holding), **self.holding}
+        for known in (self.delayed, self.holding):
+            known.update({id_: due for id_, due in _due_times(batch.rescheduled).items() if id_ in known})
+        for known in (self.delayed, self.late, self.holding):
+            for member in batch.over:
+                known.pop(id_of_member(text(member)), None)
         for letter in batch.dead:
             self.add(self.letters, self.keys.dead, dict(_pairs(letter.arguments())))
         for letter_id in batch.replayed:
@@ -197,6 +206,21 @@ class ReferenceLane(Contents):
         self.note(history)
         self.counts["rerouted"] = self.counts.get("rerouted", 0) + len(moves)
         return ReturnCode.OK
+
+    def move_due(self, lead: Leadership, count: int, read_to: str, before_ms: int | None = None) -> Moved:
+        """The entries are those of small messages."""
+        self._leads(lead)
+        before = self.now_us() // 1000 if before_ms is None else min(self.now_us() // 1000, before_ms)
+        if any(id_key(id_) > id_key(read_to) for id_ in self.entries):
+            before = min(before, id_key(read_to)[0])
+        order = sorted(self.delayed, key=lambda id_: (self.delayed[id_], id_key(id_)))
+        due = [id_ for id_ in order if self.delayed[id_] < before][:count]
+        moved = [[id_.encode(), self.entries.get(id_, []), b"%d" % self.delayed[id_]] for id_ in due]
+        for id_ in due:
+            self.late[id_] = self.delayed.pop(id_)
+        self.claim(lead.master, due)
+        rest = order[len(due) :]
+        return Moved(moved, self.delayed[rest[0]] if rest else None, before)
 
     def adopt(self, lead: Leadership, consumer: str, ids: Sequence[str]) -> int:
         self._leads(lead)
@@ -279,6 +303,10 @@ class ReferenceLane(Contents):
     def tell(self, incarnation: str, **fields: str) -> None:
         """A worker writes an entry to the outcome stream."""
         self.add(self.outcomes, self.keys.outcomes, {"i": incarnation, **fields})
+
+
+def _due_times(arguments: Sequence[Argument]) -> dict[str, int]:
+    return {id_of_member(member): int(due) for due, member in _pairs(arguments)}
 
 
 def _pairs(arguments: Sequence[Argument]) -> list[tuple[str, str]]:

@@ -7,9 +7,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 from unittest.mock import patch
 
-from bridge.routing import effects, leadership, membership, transitions
+from bridge.routing import delaying, effects, leadership, membership, transitions
 from bridge.routing.batch import Batch
 from bridge.routing.errors import DispatchRefused, LaneConflict, NotLeading
+from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
 from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
@@ -118,6 +119,12 @@ class Beside:
             _same("a fence is behind the clock", self._base < seconds * 1_000_000 + us, False)
         _same("advance", found, _result(lambda: self.reference.advance(lead, OPENING, batch)))
 
+    def move_due(self, lead: Leadership, count: int, read_to: str, before_ms: int) -> None:
+        """``before_ms``: a time that is over."""
+        found = _result(lambda: delaying.move_due(self.client, lead, count, read_to, before_ms=before_ms))
+        with patch.object(self.reference, "now_us", lambda: before_ms * 1000):
+            _same("move_due", found, _result(lambda: self.reference.move_due(lead, count, read_to)))
+
     def push_older(self, ticket: str) -> None:
         """An old producer adds a message."""
         id_ = text(self.client.xadd(self.older.stream, {"ticket_id": ticket}))
@@ -155,6 +162,9 @@ def contents(lane: ReferenceLane) -> dict[str, object]:
         keys.tickets: lane.tickets,
         keys.applied: {ticket: str(fence) for ticket, fence in lane.applied.items()},
         keys.retries: lane.retries,
+        keys.delayed: {member_of(id_): due for id_, due in lane.delayed.items()},
+        keys.late: {member_of(id_): due for id_, due in lane.late.items()},
+        keys.holding: {member_of(id_): due for id_, due in lane.holding.items()},
         keys.outcomes: list(lane.outcomes.items()),
         keys.dead: list(lane.letters.items()),
         keys.history: list(lane.history.items()),

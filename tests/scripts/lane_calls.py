@@ -16,6 +16,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.batch import Batch, DeadLetter, Dispatch, OlderLane
 from bridge.routing.effects import Effect, Success
+from bridge.routing.ids import member_of
 from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
 from tests.reference.contents import MASTER
@@ -29,6 +30,7 @@ SIZES = [2, 3, 100, 5_000, 40_000]
 #: An id that no entry has.
 NOWHERE = "999999-0"
 AT_MS, DUE_MS = 1000, 5000
+DUE_TIMES = [5, 6, 1000, 2_000_000_000_000]
 
 
 class LaneCalls:
@@ -61,6 +63,7 @@ class LaneCalls:
             self.a_lease_ends: 2,
             self.the_lead_changes: 2,
             self.adopt: 1,
+            self.move_due: 2,
             self.resend: 1,
             self.recall: 1,
             self.forget: 1,
@@ -152,6 +155,8 @@ class LaneCalls:
             batch.orders = [dice.choice([*ref.outcomes, NOWHERE])]
         if self.rarely():
             batch.drains[dice.choice(NAMES)] = dice.choice(["", "{}"])
+        if dice.random() < 0.3:
+            self._delay(batch)
         if self.rarely():
             batch.history, batch.history_cap = [[1, "row"]], 1000
         batch.count("steps", dice.randint(0, 2))
@@ -222,6 +227,28 @@ class LaneCalls:
 
     def adopt(self) -> None:
         self.lane.both("adopt", self.lead, self.dice.choice([MASTER, *NAMES]), self.ids() or [NOWHERE])
+
+    def move_due(self) -> None:
+        dice = self.dice
+        read_to = dice.choice(["0-0", *self.reference.entries, *[*self.reference.entries][-1:] * 4])
+        self.lane.move_due(self.lead, dice.randint(1, 3), read_to, dice.choice(DUE_TIMES[:3]))
+
+    def _delay(self, batch: Batch) -> None:
+        """Messages are delayed, held, late, rescheduled, or none of these any more."""
+        dice, ref = self.dice, self.reference
+        some = [id_ for id_ in self.ids(3) if id_ in ref.pending]
+        for id_ in some:
+            what = dice.choice(["delay", "delay", "late", "hold", "reschedule", "over", "cancel"])
+            due = (dice.choice(DUE_TIMES), member_of(id_))
+            if what == "delay":
+                batch.delay(self.lane.keys.delayed_consumer(MASTER), id_, due[0])
+            elif what == "cancel":
+                batch.acknowledged.append(id_)
+            if what in ("over", "cancel"):
+                batch.over.append(due[1])
+            batch.late += due if what == "late" else ()
+            batch.holding += due if what == "hold" else ()
+            batch.rescheduled += due if what == "reschedule" else ()
 
     def resend(self) -> None:
         ticket = self.dice.choice([*self.reference.tickets, *TICKETS])

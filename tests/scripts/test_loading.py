@@ -8,6 +8,7 @@ import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
 from bridge.routing.batch import Batch
+from bridge.routing.delaying import move_due
 from bridge.routing.effects import Success, apply, tell
 from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import Lead, attend, begin_term, depart, lead, renew, resign
@@ -74,6 +75,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "retire": lambda w: retire(w.client, "ticket_stream", [], [], []),
     "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
     "unsubscribe": lambda w: unsubscribe(w.client, w.keys, {}, []),
+    "move_due": lambda w: move_due(w.client, w.lead, 1, "0-0"),
     "unname": lambda w: unname(w.client, w.lead, "nobody"),
     "done": lambda w: done(w.client, w.keys.stream, "-", "9-0", 10),
     "letters": lambda w: letters(w.client, w.keys.dead, "", 10),

@@ -8,6 +8,8 @@ import pytest
 
 from bridge.routing import records
 from bridge.routing.batch import Batch, DeadLetter
+from bridge.routing.delaying import move_due
+from bridge.routing.ids import member_of
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import EDGES, State
 from bridge.routing.transitions import adopt, advance, reroute
@@ -122,6 +124,44 @@ def refuse(world: World) -> Iterable[str]:
     return world.idle[:1]
 
 
+def delay(world: World) -> Iterable[str]:
+    batch = Batch()
+    batch.delay(world.keys.delayed_consumer(MASTER), world.idle[1], 5)
+    advance(world.client, world.lead, OPENING, batch)
+    return world.idle[1:2]
+
+
+def due(world: World) -> Iterable[str]:
+    return [entry[0].decode() for entry in move_due(world.client, world.lead, 10, world.unread[-1]).entries]
+
+
+def hold(world: World) -> Iterable[str]:
+    record = records.record(0, records.tail("", "", 1, world.idle[:1], 5, records.HELD))
+    batch = Batch(expected={"idle": ""}, records=["idle", record], retries=[99, "idle"])
+    batch.holding = [99, member_of(world.idle[0])]
+    advance(world.client, world.lead, OPENING, batch)
+    return world.idle[:1]
+
+
+def cancel(world: World) -> Iterable[str]:
+    batch = Batch(acknowledged=world.delayed, over=[member_of(id_) for id_ in world.delayed])
+    advance(world.client, world.lead, OPENING, batch)
+    return world.delayed
+
+
+def cancel_held(world: World) -> Iterable[str]:
+    batch = Batch(acknowledged=world.idle[2:], over=[member_of(id_) for id_ in world.idle[2:]])
+    advance(world.client, world.lead, OPENING, batch)
+    return world.idle[2:]
+
+
+def cancel_first_held(world: World) -> Iterable[str]:
+    batch = Batch(expected={"late": world.late_record}, acknowledged=world.late[:1], released=["late"], due=["late"])
+    batch.over = [member_of(world.late[0])]
+    advance(world.client, world.lead, OPENING, batch)
+    return world.late[:1]
+
+
 WALK: dict[str, Callable[[World], Iterable[str]]] = {
     "read": read,
     "dispatch": dispatch,
@@ -138,12 +178,18 @@ WALK: dict[str, Callable[[World], Iterable[str]]] = {
     "park": park,
     "release": release,
     "replay": replay,
+    "delay": delay,
+    "due": due,
+    "hold": hold,
+    "cancel": cancel,
+    "cancel held": cancel_held,
+    "cancel first held": cancel_first_held,
 }
 
 
 def everyone(world: World) -> list[str]:
     known = [*world.busy, *world.other, *world.late, *world.idle, *world.done, *world.dead, *world.parked]
-    return [*known, *world.unread]
+    return [*known, *world.delayed, *world.unread]
 
 
 def test_every_edge_is_walked() -> None:

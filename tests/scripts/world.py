@@ -9,6 +9,7 @@ import orjson
 
 from bridge.routing import records
 from bridge.routing.batch import Batch, Dispatch
+from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
 from bridge.routing.states import State
 from bridge.routing.transitions import Leadership
@@ -139,6 +140,9 @@ def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MAS
     awaits = any(not (r.in_flight or r.parked) and r.ids[0] == message_id for r in known)
     if awaits:
         found.add(State.AWAITING_RETRY)
+    delayed_name = keys.delayed_consumer(master)
+    if owner == delayed_name and client.zscore(keys.delayed, member_of(message_id)) is not None:
+        found.add(State.DELAYED)
     shelves = {
         keys.parked_consumer(master, text(name))
         for name, value in client.hgetall(keys.tickets).items()
@@ -146,7 +150,7 @@ def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MAS
     }
     if (owner == master or owner in shelves) and not awaits:
         found.add(State.WAITING)
-    if owner is not None and owner != master and owner not in shelves and State.IN_FLIGHT not in found:
+    if owner not in (None, master, delayed_name) and owner not in shelves and State.IN_FLIGHT not in found:
         raise AssertionError(f"{message_id} is pending under {owner}, and no record says why")
     if owner is None and State.UNREAD not in found:
         dead = any(fields["message_id"] == message_id for _, fields in entries_of(client, keys.dead))
@@ -246,10 +250,13 @@ class World:
         self.done = self.pushed("done")
         self.dead = self.pushed("dead")
         self.parked = self.pushed("stands", 2)
+        self.delayed = self.pushed("delayed", 2)
         self.unread = self.push("busy", count=2)
         client.xack(keys.stream, keys.group, *self.done, *self.dead)
         shelf = keys.parked_consumer(MASTER, "stands")
         client.xclaim(keys.stream, keys.group, shelf, 0, self.parked, justid=True)
+        client.xclaim(keys.stream, keys.group, keys.delayed_consumer(MASTER), 0, self.delayed, justid=True)
+        client.zadd(keys.delayed, {member_of(id_): 50 for id_ in self.delayed})
         standing = records.tail("", "", 3, self.parked[:1], 1000, "message 0-9 is dead")
         client.hset(keys.tickets, "stands", records.record(records.PARKED, standing))
         self.registrations = {name: self.consumer(name) for name in ("w1@a", "w2@b")}

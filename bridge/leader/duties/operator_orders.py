@@ -1,4 +1,5 @@
-"""Carries out operators' orders: park, release, drain, resume, transfer, replay.
+"""Carries out operators' orders: park, release, drain, resume, transfer, replay. Those about delayed messages are
+carried out by `bridge.leader.duties.delayed_orders`.
 
 Orders come through the outcome stream, in one sequence with the outcomes of workers. Only a leader carries them out.
 The step that settles an order's entry also writes the order's changes. If the leader dies before that step, the next
@@ -17,11 +18,12 @@ import orjson
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
+from bridge.leader.duties.delayed_orders import DelayedOrders
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.names import WorkerRequest
-from bridge.protocol.orders import Drain, Order, Park, Release, Replay, Resume, Transfer, read_order
+from bridge.protocol.orders import ChangeDelayed, Drain, Order, Park, Release, Replay, Resume, Transfer, read_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
@@ -72,6 +74,7 @@ class OperatorOrders:
             Resume: self._resume,
             Transfer: self._transfer,
             Replay: self._replay,
+            ChangeDelayed: DelayedOrders(term, lane).carry_out,
         }
 
     def take(self, order_id: str, text: bytes, batch: Batch) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bridge.leader.picture.pieces import Ticket
+from bridge.leader.stream.by_id import AT_ONCE, set_due_times
 from bridge.routing.batch import Batch
-from bridge.routing.ids import id_before, id_key, key_after
+from bridge.routing.ids import Place, first_id_from, id_before, id_key, key_after, member_of
 from bridge.routing.messages import LeftOut, Message, Refusal, ticket_of
+from bridge.routing.transitions import READ_BYTES
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
     from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
+    from bridge.leader.stream.delayed import Delayed
     from bridge.leader.stream.first_messages import FirstMessages
     from bridge.leader.stream.pending import PendingList
     from bridge.leader.stream.reading import Reading
+    from bridge.routing.message_options import MessageOptions
+
+#: Most late messages in one page.
+LATE = 500
 
 
 class Refill:
@@ -31,6 +39,7 @@ class Refill:
         pending: PendingList,
         first_messages: FirstMessages,
         manual_changes: ManualChanges,
+        delayed: Delayed,
     ) -> None:
         self._term = term
         self._lane = lane
@@ -39,6 +48,7 @@ class Refill:
         self._pending = pending
         self._first_messages = first_messages
         self._manual_changes = manual_changes
+        self._delayed = delayed
 
     @property
     def waits(self) -> bool:
@@ -54,10 +64,16 @@ class Refill:
         tickets = [
             t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)
         ]
+        if lane.behind and lane.has_late:
+            tickets = [t for t in tickets if t.front_id or (t.spilled_from and self._is_reached(t.spilled_from))]
         # One page serves many tickets. So it is read when many need it, or when one has no message left.
         if len(tickets) > len(lane.spilled) // 4 or any(not t.waiting for t in tickets):
             return tickets
         return []
+
+    def _is_reached(self, place: Place) -> bool:
+        """Whether the messages at ``place`` may be read. A new leader must have read those before it, first."""
+        return not self._lane.behind or place <= self._lane.read_to
 
     def run(self) -> None:
         """Reads one page of spilled messages, if tickets need it.
@@ -75,31 +91,48 @@ class Refill:
                 self._first_messages.find(ticket, ticket.front_id, batch)
                 lane.make_ready(ticket)
         start = min((t.spilled_from for t in tickets if t.spilled_from is not None and t in lane.spilled), default=None)
-        if start is not None:
+        if start is not None and self._is_reached(start):
             self._read_page(start, batch)
         # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
         self._steps.advance(batch)
 
-    def _read_page(self, start: tuple[int, int], batch: Batch) -> None:
+    def _read_page(self, start: Place, batch: Batch) -> None:
         lane = self._lane
+        first = first_id_from(start)
         # Only these tickets are read from their first spilled message on.
         served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal | LeftOut] = []
-        found = self._reading.read_on(after=id_before(start))
+        found = self._reading.read_on(after=id_before(first))
         if self._manual_changes.mend_taken():
             # Some messages may not have been pending. They are pending now, so the page is read again.
             return
         last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
-        strange, reached = self._pending.strange_between(id_before(start), min(last, lane.read_to))
+        strange, reached = self._pending.strange_between(id_before(first), min(last, lane.read_to))
         if strange:
             # These entries were claimed by hand, so they are not in this page. Later ones must not be taken before
             # them.
             self._manual_changes.compare()
             return
         # Stop at the last entry that was read. A later entry would be taken in again by the next read.
-        entries = [entry for entry in found.entries if id_key(entry[0].decode()) <= reached]
-        for entry in entries:
+        ended = not (reached < min(last, lane.read_to) or (found.more and last <= lane.read_to))
+        # A later message of any kind than those of this page.
+        next_one: Place | None = None if ended else key_after(reached)
+        entries: list[tuple[Place, Any]] = [(id_key(entry[0].decode()), entry) for entry in found.entries]
+        if lane.has_late:
+            if lane.behind and next_one is None:
+                next_one = key_after(lane.read_to)
+            late, after_late = self._delayed.late_from(start, LATE)
+            if after_late is not None and (next_one is None or after_late < next_one):
+                next_one = after_late
+            known = self._delayed.late_among([entry[0].decode() for _, entry in entries])
+            entries = [pair for pair in entries if pair[1][0].decode() not in known]
+            mine, after_mine = self._late_entries([one for one in late if next_one is None or one[0] < next_one])
+            next_one = after_mine or next_one
+            entries = sorted([*entries, *mine], key=lambda pair: pair[0])
+        for place, entry in entries:
+            if (next_one is not None and place >= next_one) or (len(place) == 2 and place > reached):
+                continue
             id_, fields = entry[0].decode(), entry[1]
             if id_ in lane.in_flight or id_ in lane.resting.tickets:
                 continue
@@ -110,18 +143,20 @@ class Refill:
             if not isinstance(message, Message):
                 trimmed.append(message)
                 continue
+            if message.options is not None and not self._set_due_time(message, message.options, place, batch):
+                continue
             ticket = lane.tickets.get(message.ticket)
             if ticket is None and message.ticket in lane.parked:
                 # The message was spilled when its ticket was parked. Put it aside, so that it is not read again.
-                lane.shelve(lane.parked[message.ticket], [id_], batch)
+                lane.shelve(lane.parked[message.ticket], {id_: place}, batch)
                 continue
             if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
                 continue
-            if id_key(id_) < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
+            if place < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
                 # The first message may have been read by its id before.
                 continue
             if lane.has_enough(ticket, message.size):
-                ticket.spilled_from = id_key(id_)
+                ticket.spilled_from = place
                 satisfied.add(ticket)
                 continue
             lane.append(ticket, message)
@@ -130,8 +165,7 @@ class Refill:
                 # No consumer can run this message, or another version goes first. It and the later ones are read again.
                 ticket.waiting_known += 1
                 satisfied.add(ticket)
-        if reached < min(last, lane.read_to) or (found.more and last <= lane.read_to):
-            next_one = key_after(reached)
+        if next_one is not None:
             for ticket in served - satisfied:
                 ticket.spilled_from = max(ticket.spilled_from or (0, 0), next_one)
         else:
@@ -141,6 +175,44 @@ class Refill:
                 lane.spilled.discard(ticket)
                 lane.drop_if_done(ticket)
         self._refuse_trimmed(trimmed, batch)
+
+    def _late_entries(self, late: list[tuple[Place, str]]) -> tuple[list[tuple[Place, Any]], Place | None]:
+        """Those of these late messages that wait under the master's name, in the form of a read; and the place before
+        which it stopped, because they were large.
+        """
+        keys, call_many = self._term.keys, self._term.wire.call_many
+        rows = call_many([("XPENDING", keys.stream, keys.group, id_, id_, 1) for _, id_ in late])
+        master = self._term.master.encode()
+        mine = [one for one, found in zip(late, rows, strict=True) if found and found[0][1] == master]
+        entries: list[tuple[Place, Any]] = []
+        at, count, total = 0, 4, 0
+        while at < len(mine):
+            if total >= READ_BYTES:
+                return entries, mine[at][0]
+            some = mine[at : at + count]
+            replies = call_many([("XRANGE", keys.stream, id_, id_) for _, id_ in some])
+            largest = 1
+            for (place, id_), found in zip(some, replies, strict=True):
+                entry = found[0] if found else [id_.encode(), []]
+                size = sum(map(len, entry[1]))
+                total, largest = total + size, max(largest, size)
+                entries.append((place, entry))
+            at += count
+            count = max(1, min(AT_ONCE, count * 2, READ_BYTES // largest))
+        return entries, None
+
+    def _set_due_time(self, message: Message, options: MessageOptions, place: Place, batch: Batch) -> bool:
+        """Sets when the message was due as the lane knows it. Returns False for one that is delayed again: an earlier
+        leader died before it had noted that.
+        """
+        if len(place) > 2:
+            message.options = replace(options, due_ms=place[0], hold=False)
+        elif options.overtakes:
+            self._lane.delay(message.id, options.due_ms, batch)
+            return False
+        else:
+            set_due_times(self._term, [message])
+        return True
 
     def _refuse_trimmed(self, refusals: list[Refusal | LeftOut], batch: Batch) -> None:
         """Makes messages dead letters whose entries were deleted from the stream while they were spilled.
@@ -155,6 +227,7 @@ class Refill:
         for refusal in refusals:
             if refusal.id in known:
                 continue
+            batch.over.append(member_of(refusal.id))
             if isinstance(refusal, LeftOut):
                 self._lane.leave_out(refusal.id, batch)
             else:

@@ -24,7 +24,7 @@ from bridge.leader.picture.stranded import Waiting
 from bridge.leader.stream.by_id import message_of
 from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing.batch import Batch
-from bridge.routing.ids import id_key, key_after
+from bridge.routing.ids import place_after
 from bridge.routing.messages import Refused
 from bridge.routing.numbers import duration
 from bridge.routing.transitions import note_tasks
@@ -186,8 +186,8 @@ class UnknownTasks:
         message = message_of(self._term, ticket.id, id_)
         if more or ticket.front_id:
             lane.spilled.add(ticket)
-            if ticket.spilled_from == id_key(id_):
-                ticket.spilled_from = key_after(id_key(id_))
+            if ticket.spilled_from == message.place:
+                ticket.spilled_from = place_after(message.place)
         else:
             ticket.spilled_from = None
         lane.put_first(ticket, message)

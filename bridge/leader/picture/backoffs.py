@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
-from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
     from bridge.leader.picture.window import Window
+    from bridge.routing.ids import Place
 
 #: Shortest backoff, in ms, for which a ticket rests. A shorter one does not justify reading its messages again.
 NEAR_MS = 1000
@@ -45,7 +45,9 @@ class Resting:
         self.tickets[front_id] = ticket
 
     def rest(self, ticket: Ticket) -> None:
-        """Makes ``ticket`` rest, if its backoff is long. Its oldest message was begun before and is in memory."""
+        """Makes ``ticket`` rest, if its backoff is long. Its oldest message is in memory, and was begun before or is
+        not due.
+        """
         window = self._window
         if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._now_ms() + NEAR_MS:
             return
@@ -77,7 +79,7 @@ class Resting:
             self._window.spilled.add(ticket)
         return True
 
-    def leave(self, ticket: Ticket, from_id: str) -> bool:
+    def leave(self, ticket: Ticket, id_: str, place: Place) -> bool:
         """A message of ``ticket`` was read or replayed. Returns whether the ticket rests, so that the message stays
         spilled.
         """
@@ -85,7 +87,6 @@ class Resting:
             return False
         later = self._later.setdefault(ticket, [])
         if len(later) < LATER:
-            later.append(from_id)
-        key = id_key(from_id)
-        ticket.spilled_from = min(key, ticket.spilled_from or key)
+            later.append(id_)
+        ticket.spilled_from = min(place, ticket.spilled_from or place)
         return True

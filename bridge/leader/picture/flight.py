@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.window import Window
-from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
     from bridge.leader.picture.pieces import Consumer, Ticket
@@ -53,18 +52,14 @@ class Flight(Window):
             ticket.waiting.appendleft(message)
             self.keep(ticket, message)
         self.run_over(ticket)
-        if (
-            count
-            and len(ticket.waiting) > count
-            and id_key(ticket.waiting[count].id) < id_key(ticket.waiting[count - 1].id)
-        ):
+        if count and len(ticket.waiting) > count and ticket.waiting[count].place < ticket.waiting[count - 1].place:
             # An older message was replayed while these were in flight. It goes before those that were not begun.
             first = [ticket.waiting.popleft()] if ticket.begun else []
-            rest = sorted(ticket.waiting, key=lambda message: id_key(message.id))
+            rest = sorted(ticket.waiting, key=lambda message: message.place)
             ticket.waiting = deque([*first, *rest])
         if ticket.spilled_from is not None:
             # A message was replayed in the meantime and spilled. It goes before those that were not begun, too.
-            while len(ticket.waiting) > ticket.begun and id_key(ticket.waiting[-1].id) > ticket.spilled_from:
+            while len(ticket.waiting) > ticket.begun and ticket.waiting[-1].place > ticket.spilled_from:
                 self.drop(ticket, ticket.waiting.pop())
 
     def take_from_flight(self, ticket: Ticket, message: Message) -> None:

@@ -9,8 +9,8 @@ The picture has four base classes, one for each thing that it keeps: the message
 flight (`Flight`), the tickets that can be dispatched (`Ready`), and the records of tickets (`TicketRecords`). They are
 base classes, not parts, because every message uses all of them several times. `Lane` adds the messages that come in.
 
-The messages of a ticket are in the order of their ids, with one exception. A message that was begun stays first, even
-when an older message is replayed (`replay`).
+The messages of a ticket are in the order of their places (`Message.place`), with one exception. A message that was
+begun stays first, even when an older message is replayed (`replay`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.ticket_records import TicketRecords
 from bridge.protocol import dead_letters
 from bridge.routing.history import What, row
-from bridge.routing.ids import id_key
+from bridge.routing.ids import IdKey, Place, id_key, id_text, late_place, member_of
 
 if TYPE_CHECKING:
     from bridge.routing.batch import Batch
+    from bridge.routing.message_options import MessageOptions
     from bridge.routing.messages import Message, Refusal
     from bridge.settings.lane import LaneSettings
 
@@ -38,7 +39,14 @@ class Lane(TicketRecords):
         #: Whether the history of the lane is kept.
         self._historical = settings.history > 0
         #: Id up to which entries are in the picture. A refill takes no newer ones: they would be handled twice.
-        self.read_to = (0, 0)
+        self.read_to: IdKey = (0, 0)
+        #: Whether some undone message may be late: it was delayed, and is due.
+        self.has_late = False
+        #: What is read now and is due before this time (Unix ms) is late at once: newer messages are read with it.
+        self.late_before_ms = 0
+        #: The earliest due time of a delayed message (Unix ms), as far as it is known; None: there is none.
+        self.next_due_ms: int | None = None
+        self._delayed_name = settings.keys.delayed_consumer(settings.master)
         #: Whether some entries that were read before this term are not in the picture yet: those after `read_to`.
         self.behind = False
         #: Measured service time of each task, in ms.
@@ -46,19 +54,25 @@ class Lane(TicketRecords):
 
     def ingest(self, message: Message, batch: Batch) -> None:
         """Takes in a message that is pending under the master's name. The messages of a ticket come in id order."""
+        if message.options is not None and self._is_delayed(message, message.options, batch):
+            return
         if self.parked and message.ticket in self.parked:
-            self.shelve(self.parked[message.ticket], [message.id], batch)
+            self.shelve(self.parked[message.ticket], {message.id: id_key(message.id)}, batch)
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
         elif ticket.spilled_from is not None:
-            ticket.waiting_known += 1
+            self._leave_spilled(ticket, ticket.spilled_from, message.id)
             return
-        elif self.resting.leave(ticket, message.id):
+        elif self.resting.tickets and self.resting.leave(ticket, message.id, id_key(message.id)):
+            return
+        elif self.has_late and ticket.waiting and ticket.waiting[-1].place > id_key(message.id):
+            # A late message was read with it, or the ids have nothing to do with the time.
+            self._put_in_place(ticket, message)
             return
         elif self.has_enough(ticket, message.size):
-            self.spill(ticket, message.id)
+            self.spill(ticket, id_key(message.id))
             return
         self.append(ticket, message)
         self.make_ready(ticket)
@@ -68,25 +82,146 @@ class Lane(TicketRecords):
 
         The messages of a ticket come in id order.
         """
+        key = id_key(id_)
         if ticket_id in self.parked:
-            self.shelve(self.parked[ticket_id], [id_], batch)
+            self.shelve(self.parked[ticket_id], {id_: key}, batch)
             return
         ticket = self.tickets.get(ticket_id)
         if ticket is None:
             ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
         if ticket.spilled_from is not None:
+            self._leave_spilled(ticket, ticket.spilled_from, id_)
+        elif not self.resting.leave(ticket, id_, key):
+            self.spill(ticket, key)
+
+    def _leave_spilled(self, ticket: Ticket, spilled_from: Place, id_: str) -> None:
+        """Leaves a message that was read spilled. Only a late message was spilled before with a later place."""
+        ticket.waiting_known += 1
+        if len(spilled_from) > 2 and (key := id_key(id_)) < spilled_from:
+            ticket.spilled_from = key
+            self._drop_from(ticket, key)
+
+    # -- delayed messages --------------------------------------------------------------------------------------------
+
+    def _is_delayed(self, message: Message, options: MessageOptions, batch: Batch) -> bool:
+        """Takes in what the options of a message say of its order. Returns whether nothing is left to do."""
+        if options.hold:
+            if options.due_ms > self.now_ms():
+                batch.holding += (options.due_ms, member_of(message.id))
+            return False
+        if not options.due_ms:
+            return False
+        if options.due_ms < self.late_before_ms:
+            self.take_late(message, batch)
+        else:
+            self.delay(message.id, options.due_ms, batch)
+        return True
+
+    def delay(self, id_: str, due_ms: int, batch: Batch) -> None:
+        """Others overtake this message until it is due. It costs nothing here until then."""
+        batch.delay(self._delayed_name, id_, due_ms)
+        if self.next_due_ms is None or due_ms < self.next_due_ms:
+            self.next_due_ms = due_ms
+
+    def take_late(self, message: Message, batch: Batch, *, moved: bool = False) -> None:
+        """Takes in a message that was delayed and is due, at its place. ``moved``: Redis knows that it is late."""
+        options = message.options
+        assert options is not None
+        if not moved:
+            batch.late += (options.due_ms, member_of(message.id))
+        self.has_late = True
+        if self._historical and not moved:
+            batch.history.append(row(message.id, What.DUE, ticket=message.ticket, dispatched_ms=options.due_ms))
+        place = message.place
+        ticket = self.parked.get(message.ticket)
+        if ticket is not None:
+            self.shelve(ticket, {message.id: place}, batch)
+            return
+        ticket = self.tickets.get(message.ticket)
+        if ticket is None:
+            # Messages of it that are not late are younger than all that were read.
+            ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=id_text(self.read_to))
+        elif ticket.spilled_from is not None and place >= ticket.spilled_from:
             ticket.waiting_known += 1
-        elif not self.resting.leave(ticket, id_):
-            self.spill(ticket, id_)
+            return
+        self._put_in_place(ticket, message)
+
+    def leave_late(self, ticket_id: str, id_: str, due_ms: int, batch: Batch) -> None:
+        """Notes a late message that is pending under the master's name, and leaves it spilled."""
+        place = late_place(due_ms, id_)
+        self.has_late = True
+        if ticket_id in self.parked:
+            self.shelve(self.parked[ticket_id], {id_: place}, batch)
+            return
+        ticket = self.tickets.get(ticket_id)
+        if ticket is None:
+            ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
+        if self.resting.leave(ticket, id_, place):
+            return
+        if ticket.spilled_from is None:
+            self.spill(ticket, place)
+        else:
+            ticket.waiting_known += 1
+            ticket.spilled_from = min(ticket.spilled_from, place)
+
+    def has_begun(self, id_: str) -> bool:
+        """Whether a message that was begun awaits its next attempt, and is this one."""
+        ticket = self.rested.get(id_)
+        return ticket is not None and ticket.begun
+
+    def end_hold(self, ticket: Ticket) -> None:
+        """The ticket does not wait any more for the message that is not due: another one goes first."""
+        if not ticket.holding:
+            return
+        ticket.holding = False
+        ticket.due_ms = 0
+        self.unrecorded[ticket] = None
+        if self.resting.drop(ticket):
+            front, ticket.front_id = id_key(ticket.front_id), ""
+            ticket.spilled_from = min(front, ticket.spilled_from or front)
+            self.spilled.add(ticket)
+
+    def _put_in_place(self, ticket: Ticket, message: Message) -> None:
+        """Puts a message that comes late to its place, but not before a message that was begun. It goes before those
+        that are spilled.
+        """
+        # The message may come first, and be of another task.
+        self.stranded.free(ticket)
+        place = message.place
+        if ticket.holding and (not ticket.waiting or place < ticket.waiting[0].place):
+            front = ticket.front_id
+            if not front or place < id_key(front):
+                self.end_hold(ticket)
+        if self.resting.leave(ticket, message.id, place):
+            return
+        first = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
+        at = len(ticket.waiting)
+        while at > first and ticket.waiting[at - 1].place > place:
+            at -= 1
+        if self.full or self.has_enough(ticket, message.size):
+            # This message and all after it are spilled, so that many of them do not fill the memory.
+            self._drop_from(ticket, place)
+            self.spill(ticket, place)
+            return
+        ticket.waiting.insert(at, message)
+        self.keep(ticket, message)
+        self.make_ready(ticket)
 
     def replay(self, message: Message, batch: Batch) -> None:
         """Takes in a dead message that is pending again, under the master's name.
 
         It goes to its place in id order, but not before a message that was begun.
         """
+        options = message.options
+        if options is not None and options.overtakes:
+            if options.due_ms > self.now_ms():
+                self.delay(message.id, options.due_ms, batch)
+                return
+            batch.late += (options.due_ms, member_of(message.id))
+            self.has_late = True
         ticket = self.parked.get(message.ticket)
         if ticket is not None:
-            self.shelve(ticket, [message.id], batch)
+            self.shelve(ticket, {message.id: id_key(message.id)}, batch)
             return
         key = id_key(message.id)
         if key > self.read_to:
@@ -96,27 +231,19 @@ class Lane(TicketRecords):
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)
         self.older.add(ticket)
-        # The message comes first, and may be of another task.
-        self.stranded.free(ticket)
-        if ticket.spilled_from is not None and key >= ticket.spilled_from:
+        if ticket.spilled_from is not None and message.place >= ticket.spilled_from:
+            self.stranded.free(ticket)
             # It is read with the spilled messages, in its place. Taken in here as well, it would be there twice.
             return
-        if self.resting.leave(ticket, message.id):
-            return
-        at = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
-        while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < key:
-            at += 1
-        if self.full or self.has_enough(ticket, message.size):
-            # This message and all after it are spilled, so that many replays do not fill the memory.
-            while len(ticket.waiting) > at:
-                self.drop(ticket, ticket.waiting.pop())
-            if not ticket.waiting:
-                self.unqueue(ticket)
-            self.spill(ticket, message.id)
-            return
-        ticket.waiting.insert(at, message)
-        self.keep(ticket, message)
-        self.make_ready(ticket)
+        self._put_in_place(ticket, message)
+
+    def _drop_from(self, ticket: Ticket, place: Place) -> None:
+        """Removes the waiting messages from ``place`` on from memory, but not one that was begun."""
+        first = 1 if ticket.begun and not (ticket.run or ticket.front_id) else 0
+        while len(ticket.waiting) > first and ticket.waiting[-1].place > place:
+            self.drop(ticket, ticket.waiting.pop())
+        if not ticket.waiting:
+            self.unqueue(ticket)
 
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """Makes an entry that can never be processed a dead letter at once. Its ticket does not wait for it."""

@@ -11,23 +11,28 @@ Tickets with replayed or released messages are an exception, because those messa
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
-from bridge.routing.ids import id_key
+from bridge.routing.ids import IdKey, first_id_from, id_key
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
+    from bridge.routing.messages import Message
 
 
-def oldest_undone(lane: Lane) -> tuple[int, int] | None:
-    """The id of the oldest undone message that was read; None: there is none."""
-    oldest: tuple[int, int] | None = None
-    places = [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
-    places += [oldest_of(ticket) for ticket in lane.older]
-    for place in places:
-        if place is not None and (oldest is None or place < oldest):
-            oldest = place
+def oldest_undone(lane: Lane) -> IdKey | None:
+    """The id of the oldest undone message that was read, and is not delayed or late; None: there is none."""
+    oldest: IdKey | None = None
+    places = [
+        first_id_from(place)
+        for ticket in lane.parked.values()
+        for place in (ticket.parked_from, ticket.spilled_from)
+        if place is not None
+    ]
+    places += [place for ticket in lane.older if (place := oldest_of(ticket)) is not None]
+    oldest = min(places, default=None)
     for ticket in lane.tickets.values():
         if oldest is not None and ticket.since and id_key(ticket.since) > oldest:
             break
@@ -37,14 +42,19 @@ def oldest_undone(lane: Lane) -> tuple[int, int] | None:
     return oldest
 
 
-def oldest_of(ticket: Ticket) -> tuple[int, int] | None:
-    """The id of the oldest undone message of one ticket that is not parked; None: there is none."""
-    ids = [id_key(queue[0].id) for queue in (ticket.run, ticket.waiting) if queue]
-    if len(ticket.waiting) > 1:
-        # A message that was begun comes first, before an older one that was replayed.
-        ids.append(id_key(ticket.waiting[1].id))
+def oldest_of(ticket: Ticket) -> IdKey | None:
+    """The id of the oldest undone message of one ticket that is not parked; None: there is none. Late ones do not
+    count, because the sorted set `late` names them.
+    """
+    ids = [id_key(message.id) for message in islice(filter(_counts, ticket.run), 1)]
+    # A message that was begun comes first, before an older one that was replayed.
+    ids += [id_key(message.id) for message in islice(filter(_counts, ticket.waiting), 2)]
     if ticket.front_id:
         ids.append(id_key(ticket.front_id))
     if ticket.spilled_from is not None:
-        ids.append(ticket.spilled_from)
+        ids.append(first_id_from(ticket.spilled_from))
     return min(ids, default=None)
+
+
+def _counts(message: Message) -> bool:
+    return message.options is None or not message.options.overtakes

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bridge.protocol.registration import HTTP
+from bridge.routing.ids import Place
 from bridge.routing.messages import Message
 from bridge.routing.records import LostAttempt
 
@@ -36,6 +37,7 @@ class Ticket:
         "due_ms",
         "fence",
         "front_id",
+        "holding",
         "id",
         "losses",
         "lost",
@@ -86,11 +88,13 @@ class Ticket:
         self.parcel: Parcel | None = None
         #: Unix ms when the backoff of the oldest message ends; 0: it has none.
         self.due_ms = 0
+        #: The ticket waits until its oldest message is due, which was not begun (`Lane.hold`).
+        self.holding = False
         self.queued = False
         #: Growing number that says when the ticket was queued. The smallest one is next, in whichever queue it is.
         self.turn = 0
-        #: Id of the oldest spilled message; None: all messages are in memory.
-        self.spilled_from: tuple[int, int] | None = None
+        #: Place of the oldest spilled message; None: all messages are in memory.
+        self.spilled_from: Place | None = None
         self.dispatched_at = 0.0
         #: Unix ms of the last dispatch.
         self.dispatched_ms = 0
@@ -111,8 +115,8 @@ class Ticket:
         self.park_reason: str | None = None
         #: The ticket is parked: its messages are pending under a name of their own, and none is in memory.
         self.parked = False
-        #: Id of the oldest message that is pending under that name; None: none is.
-        self.parked_from: tuple[int, int] | None = None
+        #: A place that no message that is pending under that name comes before; None: none is.
+        self.parked_from: Place | None = None
         #: How many messages are pending under that name.
         self.shelved = 0
         #: Task of the oldest message, while no consumer can run it. No message is in memory then. '': not stranded.

@@ -177,6 +177,9 @@ class Planner:
         for message in ticket.waiting:
             if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
                 break
+            if length and message.options is not None and message.options.hold:
+                # It may not be due.
+                break
             if not consumer.runs(message.task) or (length and message.task in open_circuits):
                 break
             if message.task != task and not self._assignment.keeps(ticket, consumer, message.task):

@@ -56,6 +56,8 @@ class Ready(Flight):
         self._turn = PASSED_PER_PRIORITY * HIGHEST_PRIORITY
         #: Whether a ticket was queued by a priority: then tickets of a queue are not in the order in which they came.
         self.has_priorities = False
+        #: Tickets that began or ended to wait for a message that is not due. Their records do not say so yet.
+        self.unrecorded: dict[Ticket, None] = {}
         #: Tickets whose oldest message no consumer here can run.
         self.stranded = Stranded(self, self.queue_again)
         #: Tickets that wait for the end of a backoff, with no message in memory.
@@ -103,6 +105,9 @@ class Ready(Flight):
         if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
             return
         if ticket.front_id or ticket.park_reason is not None:
+            return
+        options = ticket.waiting[0].options
+        if options is not None and options.hold and self._holds(ticket, options.due_ms):
             return
         if (self.stranded.runnable is not None or self.stranded.open_circuits) and self.stranded.holds(ticket):
             self.stranded.add(ticket)
@@ -204,8 +209,18 @@ class Ready(Flight):
             due, _, ticket = heapq.heappop(self.backoffs)
             if ticket.due_ms == due:
                 ticket.due_ms = 0
+                ticket.holding = False
                 if not self.resting.wake(ticket):
                     self.make_ready(ticket, first=True)
+
+    def _holds(self, ticket: Ticket, due_ms: int) -> bool:
+        """Whether ``ticket`` waits for its oldest message, which is due at ``due_ms``."""
+        if ticket.begun or due_ms <= self.now_ms():
+            return False
+        self.hold_back(ticket, due_ms)
+        ticket.holding = True
+        self.unrecorded[ticket] = None
+        return True
 
     def hold_back(self, ticket: Ticket, due_ms: int) -> None:
         """Makes the oldest message of ``ticket`` wait until ``due_ms``."""

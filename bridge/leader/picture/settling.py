@@ -22,6 +22,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
+from bridge.routing.ids import member_of
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.messages import Message, Refused
 from bridge.routing.records import LostAttempt
@@ -102,6 +103,8 @@ class Settling:
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)
         batch.acknowledged.append(message.id)
+        if message.options is not None and message.options.due_ms:
+            batch.over.append(member_of(message.id))
         dropped = outcome.kind is Kind.DROPPED
         batch.count("dropped" if dropped else "done")
         if self._historical:
@@ -215,6 +218,8 @@ class Settling:
         message = lane.drop_first(ticket)
         # The message may be given back in the same step. That does nothing to an acknowledged entry.
         batch.acknowledged.append(message.id)
+        if (message.options is not None and message.options.due_ms) or not message.payload:
+            batch.over.append(member_of(message.id))
         if not message.payload:
             reason = Refused.TRIMMED.value
         elif outcome.kind is Kind.DEAD and outcome.error == EXPIRED:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from bridge.leader.picture.ready import Ready
 from bridge.routing import records
-from bridge.routing.ids import id_key
+from bridge.routing.ids import Place, id_key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bridge.leader.picture.pieces import Ticket
     from bridge.routing.batch import Batch
     from bridge.settings.lane import LaneSettings
@@ -42,6 +44,11 @@ class TicketRecords(Ready):
 
     def close(self, batch: Batch, dispatched: set[Ticket]) -> None:
         """Writes the new records of all touched tickets into the batch."""
+        if self.unrecorded:
+            for ticket in self.unrecorded:
+                if self.tickets.get(ticket.id) is ticket:
+                    self.touch(ticket, batch)
+            self.unrecorded.clear()
         for ticket in self._touched:
             if ticket in dispatched:
                 continue
@@ -52,12 +59,12 @@ class TicketRecords(Ready):
             elif (ticket.due_ms and (ticket.waiting or ticket.front_id)) or ticket.begun:
                 # Even when it is due and no consumer has room: its attempts and losses must outlive this leader.
                 front = ticket.front_id or ticket.waiting[0].id
-                why = (ticket.cause, ticket.losses, ticket.lost)
+                why = (records.HELD if ticket.holding else ticket.cause, ticket.losses, ticket.lost)
                 tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)
                 ticket.record = records.record(records.AWAITING, tail)
                 batch.records += (ticket.id, ticket.record)
                 batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
-                if ticket.begun:
+                if ticket.begun or ticket.holding:
                     self.resting.rest(ticket)
             else:
                 if ticket.record:
@@ -102,23 +109,30 @@ class TicketRecords(Ready):
         self.unqueue(ticket)
         ticket.park_reason = reason
 
-    def shelve(self, ticket: Ticket, ids: list[str], batch: Batch) -> None:
-        """Puts messages of a parked ticket aside: they become pending under the ticket's own name."""
-        batch.shelve(self.parked_name(ticket.id), ids)
-        ticket.shelved += len(ids)
-        oldest = min(map(id_key, ids), default=None)
+    def shelve(self, ticket: Ticket, places: Mapping[str, Place], batch: Batch) -> None:
+        """Puts messages of a parked ticket aside: they become pending under the ticket's own name. ``places``: message
+        id -> a place that the message does not come before.
+        """
+        batch.shelve(self.parked_name(ticket.id), list(places))
+        ticket.shelved += len(places)
+        oldest = min(places.values(), default=None)
         if oldest is not None and (ticket.parked_from is None or oldest < ticket.parked_from):
             ticket.parked_from = oldest
+
+    def unshelve(self, ticket: Ticket, is_shelved: bool) -> None:
+        """Counts off a message of a parked ticket that is acknowledged. ``is_shelved``: it was put aside."""
+        ticket.shelved -= is_shelved
 
     def _stand_still(self, ticket: Ticket, batch: Batch) -> None:
         """Writes into the batch that the ticket is parked, and removes its messages from memory."""
         # The record has the reason of the parking in the place where it had the refusals.
         ticket.nacked = 0
-        ids = [message.id for message in ticket.waiting]
+        places = {message.id: message.place for message in ticket.waiting}
         if self.resting.rests(ticket):
-            ids = self.resting.known(ticket)
+            # By its id, no message comes too late.
+            places = {id_: id_key(id_) for id_ in self.resting.known(ticket)}
             self.resting.drop(ticket)
-        self.shelve(ticket, ids, batch)
+        self.shelve(ticket, places, batch)
         if ticket.record.startswith(AWAITING):
             batch.due.append(ticket.id)
         if not ticket.begun:
@@ -133,6 +147,7 @@ class TicketRecords(Ready):
         batch.records += (ticket.id, ticket.record)
         self.forget_waiting(ticket)
         ticket.due_ms = 0
+        ticket.holding = False
         ticket.park_reason = None
         ticket.parked = True
         ticket.consumer = None

@@ -1,7 +1,7 @@
 """The messages of a lane that are in memory, and their bounds: a number of messages and a number of bytes. No I/O.
 
 A ticket keeps only its oldest messages in memory (`Window.has_enough`). The later ones are *spilled*: they stay pending
-in Redis. They are read again, by id, when the ticket has used up most of the messages that it has in memory.
+in Redis. They are read again, by place, when the ticket has used up most of the messages that it has in memory.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
-from bridge.routing.ids import id_key
 
 if TYPE_CHECKING:
+    from bridge.routing.ids import Place
     from bridge.routing.messages import Message
     from bridge.settings.lane import LaneSettings
 
@@ -108,21 +108,21 @@ class Window:
         ticket.waiting.appendleft(message)
         self.keep(ticket, message)
 
-    def spill(self, ticket: Ticket, from_id: str) -> None:
-        """Spills the messages of ``ticket`` from ``from_id`` on: they stay in Redis only."""
-        ticket.spilled_from = id_key(from_id)
+    def spill(self, ticket: Ticket, place: Place) -> None:
+        """Spills the messages of ``ticket`` from ``place`` on: they stay in Redis only."""
+        ticket.spilled_from = place
         self.spilled.add(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
         """Spills all waiting messages of ``ticket``."""
-        ids = [id_key(message.id) for message in ticket.waiting]
-        if not ids:
+        places = [message.place for message in ticket.waiting]
+        if not places:
             return
         if ticket.begun and not ticket.front_id:
             ticket.front_id = ticket.waiting[0].id
         if ticket.spilled_from is not None:
-            ids.append(ticket.spilled_from)
-        ticket.spilled_from = min(ids)
+            places.append(ticket.spilled_from)
+        ticket.spilled_from = min(places)
         self.spilled.add(ticket)
         self.forget_waiting(ticket)
 

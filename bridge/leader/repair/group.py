@@ -4,7 +4,8 @@ The pending list is lost, and perhaps the position of the group too. This is sti
 
 - the *floor*: all entries up to it are done or dead;
 - the ticket records of messages that are in flight, await a retry or are parked;
-- the history, which names the messages that were done after the floor.
+- the history, which names the messages that were done after the floor;
+- the sorted sets of delayed and late messages, which may be older than the floor.
 
 So an entry after the floor is undone unless the history says that it is done or dead. All undone entries become pending
 under the master's name, up to the newest entry that a record or the history names. Later entries were not begun, and
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 
+from bridge.leader.stream.delay_sets import due_times, ids_in
 from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
 from bridge.routing.batch import Batch
@@ -49,14 +51,21 @@ def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
     ended, replayed = ended_after(term, floor)
     named = _named_in_records(term)
     newest = max(map(id_key, {floor, *ended, *named, *replayed}))
-    upto = read_to or id_text(newest)
     for at in range(0, len(replayed), PAGE):
         adopt(term.redis, term.leadership, term.master, replayed[at : at + PAGE])
+    # Delayed and late messages may be older than the floor.
+    delayed_name = keys.delayed_consumer(term.master)
+    for key, name in ((keys.late, term.master), (keys.delayed, delayed_name)):
+        for ids in ids_in(term, key):
+            adopt(term.redis, term.leadership, name, ids)
+            newest = max(newest, *map(id_key, ids))
+    upto = read_to or id_text(newest)
     start, end = younger_than(floor, upto)
     undone = skipped = 0
     for page in survey(term.redis, keys.stream, start, end):
-        mine = [id_ for id_, _ in page if id_ not in ended]
-        skipped += len(page) - len(mine)
+        delayed = due_times(term, keys.delayed, [id_ for id_, _ in page])
+        mine = [id_ for id_, _ in page if id_ not in ended and id_ not in delayed]
+        skipped += len(page) - len(mine) - len(delayed)
         if mine:
             undone += adopt(term.redis, term.leadership, term.master, mine)
     set_read_to(term.redis, term.leadership, upto)

@@ -8,6 +8,8 @@ outside:
 - Entries in flight are pending under another name, or not at all (XACK, XGROUP DELCONSUMER). They become pending again
   where they belong. An XACK by hand does not make a message done: only its outcome does.
 - Waiting entries are not pending any more (XGROUP DELCONSUMER of the master's name). They become pending again.
+- Delayed entries are not pending under their own name, or not in the sorted set that says when they are due. They are
+  both again. One that the set lost has the due time of its entry.
 - Entries of a parked ticket are not pending under its own name any more. They become pending there again. The picture
   knows how many there must be. A new leader knows only about the message that was begun, if there is one.
 - The group is gone (XGROUP DESTROY, a deleted stream). It is made again, and `Rebuild` decides which entries are
@@ -27,11 +29,13 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.leader.picture.pieces import Ticket
+from bridge.leader.repair.delayed_entries import DelayedEntries
 from bridge.leader.repair.group import HALF_MADE, ended_after
+from bridge.leader.stream.delay_sets import due_times
 from bridge.leader.stream.pending import NEVER
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
-from bridge.routing.ids import id_before, id_key, id_text, younger_than
+from bridge.routing.ids import Place, first_id_from, id_before, id_key, id_text, younger_than
 from bridge.routing.transitions import Advanced, floor, set_read_to, survey
 
 if TYPE_CHECKING:
@@ -58,6 +62,7 @@ class ManualChanges:
         self._steps = steps
         self._pending = pending
         self._keys = term.keys
+        self._delayed_entries = DelayedEntries(term, lane, steps, pending)
         steps.after_write.append(self.check_written)
         self._compare_at = time.monotonic() + COMPARE_S
         self._floor = ""
@@ -94,6 +99,7 @@ class ManualChanges:
         if pending >= expected:
             return False
         self._adopt_waiting()
+        self._delayed_entries.adopt_late()
         # Entries of parked tickets are counted by name in `compare`.
         self._shelve({t.id: t.spilled_from for t in self._lane.parked.values() if t.spilled_from is not None})
         if (mended := self._pending.expected - pending) > 0:
@@ -120,6 +126,10 @@ class ManualChanges:
         """Compares the pending list with the picture, and repairs it. Returns whether there was nothing to repair."""
         taken = self.mend_taken()
         found = self._pending.owners()
+        if changed := self._delayed_entries.mend(found.get(self._pending.delayed_name, 0)):
+            # The numbers that were read before are outdated now.
+            self._say("%d delayed entries were changed by hand: they are delayed again", changed)
+            return False
         if self._mend_in_flight(found):
             # The numbers that were read before are outdated now. The next call checks the rest.
             return False
@@ -147,7 +157,7 @@ class ManualChanges:
         starts = {t.id: [key for key in (t.parked_from, t.spilled_from) if key is not None] for t in short}
         self._shelve({name: min(keys) if keys else NEVER for name, keys in starts.items()})
 
-    def _shelve(self, since: dict[str, tuple[int, int]]) -> None:
+    def _shelve(self, since: dict[str, Place]) -> None:
         """Makes undone entries of the parked tickets in ``since``, from the given key on, pending under their names."""
         lane = self._lane
         for name, ids in self._undone({name: key for name, key in since.items() if key != NEVER}):
@@ -231,7 +241,7 @@ class ManualChanges:
         for _, ids in self._undone(spilled):
             self._pending.make_pending(self._term.master, ids)
 
-    def _undone(self, since: dict[str, tuple[int, int]]) -> Iterator[tuple[str, list[str]]]:
+    def _undone(self, since: dict[str, Place]) -> Iterator[tuple[str, list[str]]]:
         """Undone entries of the tickets in ``since`` that were read, from the given key on: (ticket, ids), in pages.
 
         Entries after that key are usually undone. But if the entry at that key was replayed, later ones may be done.
@@ -240,12 +250,16 @@ class ManualChanges:
         if not since:
             return
         lane = self._lane
-        first = min(since.values())
+        first = first_id_from(min(since.values()))
         ended, _ = ended_after(self._term, id_before(first))
         for page in survey(self._term.redis, self._keys.stream, id_text(first), id_text(lane.read_to)):
+            mine = [
+                (id_, name) for id_, name in page if name in since and id_key(id_) >= since[name] and id_ not in ended
+            ]
+            delayed = due_times(self._term, self._keys.delayed, [id_ for id_, _ in mine])
             found: dict[str, list[str]] = {}
-            for id_, name in page:
-                if name in since and id_key(id_) >= since[name] and id_ not in ended:
+            for id_, name in mine:
+                if id_ not in delayed:
                     found.setdefault(name, []).append(id_)
             yield from found.items()
 

@@ -38,6 +38,8 @@ class PendingList:
         self._lane = lane
         #: Number of entries that must be pending in the group, after the leader's own steps.
         self.expected = 0
+        #: The name in the group under which delayed messages are pending.
+        self.delayed_name = term.keys.delayed_consumer(term.master)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class PendingList:
         Entries in flight are expected. All others were moved by hand.
         """
         lane = self._lane
-        known = {lane.parked_name(ticket) for ticket in lane.parked} | {self._term.master}
+        known = {lane.parked_name(ticket) for ticket in lane.parked} | {self._term.master, self.delayed_name}
         return {id_: name for name in names if name not in known for id_ in self.under(name)}
 
     def strange_between(self, after: str, to: IdKey) -> tuple[list[str], IdKey]:
@@ -102,7 +104,9 @@ class PendingList:
         found = []
         for raw_id, owner, *_ in rows:
             name = owner.decode(errors="surrogateescape")
-            if name == self._term.master or (name.startswith(shelf) and name[len(shelf) :] in lane.parked):
+            if name in (self._term.master, self.delayed_name) or (
+                name.startswith(shelf) and name[len(shelf) :] in lane.parked
+            ):
                 continue
             if (id_ := raw_id.decode()) not in lane.in_flight:
                 found.append(id_)

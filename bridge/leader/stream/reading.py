@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -9,6 +10,8 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.faults import MessageAtFault, fault_of
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
+from bridge.routing.ids import member_of
+from bridge.routing.message_options import NAMES, MessageOptions
 from bridge.routing.messages import LeftOut, Message, unreadable
 from bridge.routing.transitions import READ_BYTES, Read, read
 
@@ -38,8 +41,9 @@ class Reading:
         self._most = SUBSCRIPTION_READ_COUNT if has_company else READ_COUNT
         #: Bytes of the largest entry of the last read. At first: the most that is possible.
         self._largest = READ_BYTES
-        #: Fields that the lane's filter looks at.
-        self._filtered = () if term.settings.filter is None else tuple(raw for raw, _, _ in term.settings.filter.wanted)
+        filtered = () if term.settings.filter is None else tuple(raw for raw, _, _ in term.settings.filter.wanted)
+        #: Fields of a large entry that are returned, beside the ticket, the task and the payload.
+        self.names = (*sorted(NAMES), *filtered)
 
     def read_on(self, read_to: str = "", *, after: str = ">", names: bool = False, most: int = READ_COUNT) -> Read:
         """Reads with `bridge.routing.transitions.read`. The sizes of the last read decide how many entries come first.
@@ -55,7 +59,7 @@ class Reading:
             after=after,
             limit=limit,
             first=first,
-            names=self._filtered,
+            names=self.names,
         )
         if found.entries:
             self._largest = found.largest
@@ -71,6 +75,28 @@ class Reading:
                 self._lane.ingest(found, batch)
             elif isinstance(found, LeftOut):
                 self._lane.leave_out(found.id, batch)
+            else:
+                self._lane.refuse(found, batch)
+        except LaneConflict:
+            raise
+        except Exception as exc:
+            logger.exception("cannot take in message %s", id_)
+            raise MessageAtFault(id_, exc) from exc
+
+    def take_late(self, entry: Any, due_ms: int, batch: Batch) -> None:
+        """Takes an entry that was delayed, and was moved because it was due at ``due_ms``, into the picture."""
+        id_ = entry[0].decode()
+        fault = fault_of(id_)
+        try:
+            found = self._term.parser.parse(id_, entry[1]) if fault is None else unreadable(entry, fault)
+            if isinstance(found, Message):
+                found.options = replace(found.options or MessageOptions(), due_ms=due_ms, hold=False)
+                self._lane.take_late(found, batch, moved=True)
+                return
+            # Its entry was deleted, or the lane's settings are others than when it was read.
+            batch.over.append(member_of(id_))
+            if isinstance(found, LeftOut):
+                self._lane.leave_out(id_, batch)
             else:
                 self._lane.refuse(found, batch)
         except LaneConflict:

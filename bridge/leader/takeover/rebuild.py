@@ -39,13 +39,14 @@ from bridge.routing.ids import id_before, id_key, id_text, key_after
 from bridge.routing.messages import ticket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from bridge.leader.consumers.membership import Consumers
     from bridge.leader.picture.lane import Lane
     from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
+    from bridge.leader.stream.delayed import Delayed
     from bridge.leader.stream.first_messages import FirstMessages
     from bridge.leader.stream.pending import PendingList
     from bridge.leader.stream.reading import Reading
@@ -67,6 +68,7 @@ class Rebuild:
         first_messages: FirstMessages,
         manual_changes: ManualChanges,
         consumers: Consumers,
+        delayed: Delayed,
     ) -> None:
         self._term = term
         self._lane = lane
@@ -76,6 +78,7 @@ class Rebuild:
         self._first_messages = first_messages
         self._manual_changes = manual_changes
         self._consumers = consumers
+        self._delayed = delayed
         self._keys = term.keys
         self._wire = term.wire
         self._records = RecordReader(term, lane, pending)
@@ -94,6 +97,7 @@ class Rebuild:
         """Reads all that must be known before anything is settled or dispatched."""
         self._make_group()
         self._consumers.find()
+        self._delayed.begin()
         self._records.read()
         self._find_first_messages()
         self._pending.count_again()
@@ -195,11 +199,12 @@ class Rebuild:
         if self._claimed(strange) or self._mended_since(after, id_text(min(reached, self._group_to))):
             # These entries belong into this page, so it is read again.
             return True
+        late = self._delayed.late_among([entry[0].decode() for entry in page.entries])
         for entry in page.entries:
             key = id_key(entry[0].decode())
             if key > reached:
                 break
-            self._take(entry, full, batch)
+            self._take(entry, full, late, batch)
             lane.read_to = key
         # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
         self._steps.advance(batch)
@@ -226,13 +231,16 @@ class Rebuild:
     def _is_any_pending(self, after: str, to: str) -> bool:
         return bool(self._wire.call("XPENDING", self._keys.stream, self._keys.group, f"({after}", to, 1))
 
-    def _take(self, entry: Any, full: bool, batch: Batch) -> None:
+    def _take(self, entry: Any, full: bool, late: Mapping[str, int], batch: Batch) -> None:
         id_, fields = entry[0].decode(), entry[1]
         lane = self._lane
         if id_ in self._named and self._take_named(id_, fields, batch):
             return
         name = ticket_of(fields)
-        if name is not None and (full or self._is_spilled(name)):
+        if id_ in late and name is not None:
+            # Its place is further on. It is read when the scan has come past it.
+            lane.leave_late(name, id_, late[id_], batch)
+        elif name is not None and (full or self._is_spilled(name)):
             # The message is read when there is room for it. Now it is only counted.
             lane.leave(name, id_, batch)
         elif len(entry) == 2 or not full:

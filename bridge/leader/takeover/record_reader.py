@@ -61,7 +61,8 @@ class RecordReader:
                     flying += [(ticket, id_) for id_ in record.ids]
                 else:
                     front = record.ids[0]
-                    if ticket.begun:
+                    ticket.holding = not ticket.begun and record.cause == records.HELD
+                    if ticket.begun or ticket.holding:
                         lane.resting.put(ticket, front)
                         self.unseen[front] = ticket
                     else:

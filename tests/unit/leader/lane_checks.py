@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bridge.leader.picture.oldest_undone import oldest_of, oldest_undone
 from bridge.leader.picture.pieces import Ticket
 from bridge.routing import records
+from bridge.routing.ids import Place, first_id_from
 from tests.reference.contents import MASTER
 from tests.unit.leader.lane_store import id_key
 
@@ -40,8 +41,9 @@ def check_conservation(world: LaneWorld) -> None:
             here = []
         # The leader knows what the oldest one has behind it
         assert not here or ticket.attempt == 1 + world.failures.get(here[0], 0), ticket
-        assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= id_key(rest[0]))
-    known = {world.ticket_of(id_) for id_ in store.pending if id_ not in unseen and store.readable(id_)}
+        assert (not rest) or (ticket.spilled_from is not None and ticket.spilled_from <= store.place(rest[0]))
+    shown = [id_ for id_, owner in store.pending.items() if owner != store.delayed_name and id_ not in unseen]
+    known = {world.ticket_of(id_) for id_ in shown if store.readable(id_)}
     assert known <= world.lane.tickets.keys() | world.lane.parked.keys()
     assert world.lane.tickets.keys().isdisjoint(world.lane.parked)
     for ticket in world.lane.parked.values():
@@ -50,7 +52,7 @@ def check_conservation(world: LaneWorld) -> None:
         assert ticket.shelved == sum(1 for owner in store.pending.values() if owner == shelf)
         for id_ in store.undone(ticket.id):
             # Messages that were spilled before their ticket was parked stay where they are until they are read.
-            spilled = ticket.spilled_from is not None and ticket.spilled_from <= id_key(id_)
+            spilled = ticket.spilled_from is not None and ticket.spilled_from <= store.place(id_)
             owners = {world.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in unseen else [])}
             assert store.pending[id_] in owners
 
@@ -59,10 +61,13 @@ def check_how_far_all_is_done(world: LaneWorld) -> None:
     """The floor equals that of a search of all tickets, and no undone message is older."""
     lane, unseen = world.lane, world.unseen
     places = [oldest_of(ticket) for ticket in lane.tickets.values()]
-    places += [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
+    aside = [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
+    places += [first_id_from(place) for place in aside if place is not None]
     oldest = min((place for place in places if place is not None), default=None)
     assert oldest_undone(lane) == oldest
-    undone = [id_key(id_) for id_ in world.store.pending if id_ not in unseen and world.store.readable(id_)]
+    store = world.store
+    elsewhere = {*unseen, *store.delayed, *store.late}
+    undone = [id_key(id_) for id_ in store.pending if id_ not in elsewhere and store.readable(id_)]
     assert not undone or (oldest is not None and oldest <= min(undone))
     assert lane.older <= set(lane.tickets.values())
 
@@ -83,6 +88,10 @@ def check_runs(world: LaneWorld) -> None:
         assert kept[name].record == text
         assert not record.ids or record.attempt == 1 + world.failures.get(record.ids[0], 0)
     shelves = {world.lane.parked_name(name) for name in world.lane.parked}
+    assert {id_ for id_, owner in store.pending.items() if owner == store.delayed_name} == store.delayed.keys()
+    assert store.delayed.keys().isdisjoint(store.late)
+    assert store.pending.keys() >= {*store.delayed, *store.late, *store.holding}
+    shelves.add(store.delayed_name)
     claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER and owner not in shelves}
     named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
     assert sorted(named) == sorted(claimed)
@@ -90,11 +99,11 @@ def check_runs(world: LaneWorld) -> None:
         return
     # The messages of each ticket end in stream order
     for ends in (store.done, store.dead):
-        last: dict[str, tuple[int, int]] = {}
+        last: dict[str, Place] = {}
         for id_ in ends:
-            if store.readable(id_):
-                assert id_key(id_) > last.get(world.ticket_of(id_), (0, 0)), f"{id_} came too late"
-                last[world.ticket_of(id_)] = id_key(id_)
+            if store.readable(id_) and id_ not in world.cancelled:
+                assert store.place(id_) > last.get(world.ticket_of(id_), (0, 0)), f"{id_} came too late"
+                last[world.ticket_of(id_)] = store.place(id_)
 
 
 def check_accounts(world: LaneWorld) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,10 +13,12 @@ from bridge.protocol.envelope import Run
 from bridge.protocol.headers import OwnRules
 from bridge.routing import records
 from bridge.routing.batch import Batch
+from bridge.routing.delaying import Moved
+from bridge.routing.ids import Place, id_of_member, late_place, member_of
 from bridge.routing.ids import id_key as key_of_id
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import Message
-from bridge.routing.transitions import Leadership
+from bridge.routing.transitions import Advanced, Leadership
 from tests.reference.contents import MASTER
 from tests.reference.lane import ReferenceLane
 
@@ -74,6 +76,11 @@ class Store(ReferenceLane):
         self.ids_of: dict[str, list[str]] = {}
         #: What workers have popped.
         self.parcels: list[Parcel] = []
+        #: Message id -> due time of a message that is or was late.
+        self.came_late: dict[str, int] = {}
+        self.delayed_name = keys.delayed_consumer(MASTER)
+        #: The ms of the next id; None: ids have nothing to do with time.
+        self.clock_ms: Callable[[], int] | None = None
 
     @property
     def done(self) -> list[str]:
@@ -86,12 +93,30 @@ class Store(ReferenceLane):
 
     def push(self, ticket: str, task: str, payload: bytes, **options: int) -> str:
         id_ = f"{len(self.entries) // 3 + 1}-{len(self.entries) % 3}"
+        if self.clock_ms is not None:
+            last = id_key(next(reversed(self.entries), "0-0"))
+            ms = self.clock_ms()
+            id_ = f"{ms}-0" if ms > last[0] else f"{last[0]}-{last[1] + 1}"
         self.owners[id_] = ticket
         self.ids_of.setdefault(ticket, []).append(id_)
         self.entries[id_] = [b"ticket_id", ticket.encode(), b"task", task.encode(), b"payload", payload]
         for name, value in options.items():
             self.entries[id_] += [name.encode(), b"%d" % value]
         return id_
+
+    def place(self, id_: str) -> Place:
+        """The place of a message in the order of its ticket."""
+        return late_place(self.came_late[id_], id_) if id_ in self.came_late else id_key(id_)
+
+    def advance(self, lead: Leadership, opening: str, batch: Batch) -> Advanced:
+        done = super().advance(lead, opening, batch)
+        self.came_late |= self.late
+        return done
+
+    def move_due(self, lead: Leadership, count: int, read_to: str, before_ms: int | None = None) -> Moved:
+        moved = super().move_due(lead, count, read_to, before_ms)
+        self.came_late |= self.late
+        return moved
 
     def unread(self) -> list[str]:
         return list(self.entries)[self.delivered :]
@@ -119,8 +144,12 @@ class Store(ReferenceLane):
         return self.entries[id_][5][:1] in b'1"'
 
     def waiting(self, ticket: str) -> list[str]:
-        """The ticket's messages pending under the master's name, in stream order."""
-        mine = [id_ for id_ in self.ids_of.get(ticket, ()) if id_ in self.pending]
+        """The ticket's pending messages that are not delayed, in the order of their places."""
+        mine = [
+            id_ for id_ in self.ids_of.get(ticket, ()) if self.pending.get(id_, self.delayed_name) != self.delayed_name
+        ]
+        if self.came_late:
+            mine.sort(key=self.place)
         return [id_ for id_ in mine if not self.entries[id_] or self.readable(id_)]
 
     def undone(self, ticket: str) -> list[str]:
@@ -149,6 +178,8 @@ class Store(ReferenceLane):
             return [[word for pair in {**group, b"last-delivered-id": last.encode()}.items() for word in pair]]
         if arguments[:2] == ("XINFO", "CONSUMERS"):
             return [[b"name", MASTER.encode()]]
+        if arguments[0] in ("ZMSCORE", "ZCARD", "ZRANGEBYSCORE") or arguments[:2] == ("ZRANGE", self.keys.delayed):
+            return self._sorted_set(*arguments)
         if arguments[0] == "ZRANGE":
             return [word for pair in self.retries.items() for word in (pair[0].encode(), str(pair[1]).encode())]
         if arguments[0] == "HSCAN":
@@ -171,6 +202,22 @@ class Store(ReferenceLane):
             rows = [[id_.encode(), self.pending[id_].encode(), 0, 1] for id_ in ids if after < id_key(id_) <= upto]
             return rows[: arguments[5]]
         raise AssertionError(f"the store does not know {arguments}")
+
+    def _sorted_set(self, command: str, key: str, *arguments: Any) -> Any:
+        """What a server says of the delayed, late or held messages."""
+        known = getattr(self, key.rpartition(":")[2])
+        if command == "ZCARD":
+            return len(known)
+        if command == "ZMSCORE":
+            ids = map(id_of_member, arguments)
+            return [b"%d" % known[id_] if id_ in known else None for id_ in ids]
+        order = sorted(known, key=lambda id_: (known[id_], member_of(id_)))
+        if command == "ZRANGEBYSCORE":
+            least, _, _, _, offset, most = arguments
+            order = [id_ for id_ in order if known[id_] >= least][offset : offset + most]
+        else:
+            order = order[:1]
+        return [word for id_ in order for word in (member_of(id_).encode(), b"%d" % known[id_])]
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         return [self.call(*arguments) for arguments in commands]

@@ -24,8 +24,10 @@ from bridge.leader.picture.settling import Settling
 from bridge.leader.step.history_cap import HistoryCap
 from bridge.leader.step.term import Term
 from bridge.leader.stream.backoffs_over import BackoffsOver
+from bridge.leader.stream.delayed import Delayed
 from bridge.leader.stream.first_messages import FirstMessages
 from bridge.leader.stream.pending import PendingList
+from bridge.leader.stream.reading import Reading
 from bridge.leader.takeover.rebuild import Rebuild
 from bridge.protocol.envelope import Envelopes
 from bridge.protocol.outcomes import Kind, Outcome
@@ -57,13 +59,26 @@ def registration(incarnation: str, queue: str, slots: int) -> Registration:
 class LaneWorld:
     """Plays the leader: the same steps, without a socket."""
 
-    def __init__(self, *, page: int = 1000, sliced: bool = False, max_payload: int = 1000, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        page: int = 1000,
+        sliced: bool = False,
+        clocked: bool = False,
+        max_payload: int = 1000,
+        **settings: Any,
+    ) -> None:
         window = settings.pop("window", 100)
         given = LaneSettings(**{"max_attempts": 3, **settings})
         # Smaller than the settings allow, so that a few messages fill it.
         self.settings = given.model_copy(update={"window": window})
         self.store = Store(self.settings.keys)
         self.now = 1_000_000
+        self.store.now_us = lambda: self.now * 1000
+        if clocked:
+            self.store.clock_ms = lambda: self.now
+        #: Messages that an operator cancelled.
+        self.cancelled: set[str] = set()
         self.last_outcome = "0-0"
         #: There are no notices here, and no listeners.
         self.on_notice: dict[Any, Any] = {}
@@ -92,6 +107,8 @@ class LaneWorld:
         self.breakers = Breakers(self.lane)
         #: Clocks that always agree. Other tests cover clocks that do not.
         self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady=True, tolerance_s=0.0, ends={})
+        self.clock.server_ms = self.clock.lane_ms = lambda: self.now
+        self.clock.stepped_at = float("-inf")
         self.settling = Settling(
             self.lane,
             breakers=self.breakers,
@@ -128,7 +145,11 @@ class LaneWorld:
         lost_runs = cast("Any", SimpleNamespace(find=lambda _consumers: None))
         parts = (self.leases, cast("Any", self.consumers), self.reroute, self.queues, lost_runs)
         self.lease_watch = LeaseWatch(term, lane, steps, *parts)
-        self.refill = Refill(term, lane, steps, steps, self.pending, self.first_messages, self.manual_changes)
+        self.names = ()
+        self.take_late = Reading(term, lane).take_late
+        self.delayed = Delayed(term, lane, steps, steps)
+        parts_of_refill = (self.pending, self.first_messages, self.manual_changes, self.delayed)
+        self.refill = Refill(term, lane, steps, steps, *parts_of_refill)
         self.backoffs_over = BackoffsOver(term, lane, settling)
         self.rebuilding: Rebuild | None = None
         self.reply = []
@@ -148,7 +169,7 @@ class LaneWorld:
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
         parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
         with self.adopting():
-            self.rebuilding = Rebuild(self.term, self.lane, *parts)
+            self.rebuilding = Rebuild(self.term, self.lane, *parts, self.delayed)
             self.rebuilding.run()
         self.step()
         self._retire([c for c in self.lane.consumers.values() if not c.alive])
@@ -197,8 +218,21 @@ class LaneWorld:
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)
+        self.move_due(batch, has_read=False)
         self.advance(batch)
         self.refill_now()
+
+    def move_due(self, batch: Batch, *, has_read: bool) -> None:
+        """The leader's timer moves what is due."""
+        if self.lane.next_due_ms is None:
+            return
+
+        def moved(_: Any, lead: Leadership, count: int, read_to: str, *, before_ms: int | None, **_more: Any) -> Any:
+            return self.store.move_due(lead, count, read_to, before_ms)
+
+        with patch("bridge.leader.stream.delayed.move_due", moved):
+            self.delayed._again_at = 0.0
+            self.delayed.run(batch, has_read=has_read)
 
     def read_on(self, _read_to: str = "", *, after: str, names: bool = False) -> Read:
         """The master's own pending entries."""
@@ -225,6 +259,10 @@ class LaneWorld:
     ) -> list[str]:
         return [self.store.push(ticket, task, payload, **options) for _ in range(count)]
 
+    def push_delayed(self, ticket: str, due_ms: int, *, hold: bool = False, task: str = "short") -> str:
+        held = {"hold": 1} if hold else {}
+        return self.store.push(ticket, task, b"1", due=due_ms, **held)
+
     def hand_out(self, count: int = 1000) -> None:
         """The server answers a blocking read. The master has not read the answer yet."""
         if not self.reply and not self.behind:
@@ -234,12 +272,14 @@ class LaneWorld:
         """The master reads the answer."""
         self.hand_out(count)
         batch = Batch()
+        self.delayed.read_with([[id_.encode()] for id_ in self.reply])
         for id_ in self.reply:
             self.ingest([id_.encode(), self.store.entries[id_]], batch)
             self.lane.read_to = id_key(id_)
         self.reply = []
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)
+        self.move_due(batch, has_read=True)
         self.advance(batch)
         self.refill_now()
 
@@ -307,6 +347,8 @@ class LaneWorld:
             self.operator_orders.take("order", json.dumps(order).encode(), batch)
             _, answer = self.operator_orders._answers.pop()
             self.operator_orders._emptied.clear()
+            if order.get("act") == "cancel":
+                self.cancelled.update(answer["changed"])
             self.advance(batch)
             self.refill_now()
         return answer

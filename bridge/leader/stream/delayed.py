@@ -1,0 +1,155 @@
+"""The leader's timer of delayed messages: it moves those that are due to the messages that wait, and takes them in.
+
+A delayed message is pending under a name of its own (`LaneKeys.delayed_consumer`) and a member of a sorted set. It has
+no memory here, however many there are. The leader knows only when the next one is due. Then one script moves some of
+them, by the server's clock, with their entries (`bridge.routing.delaying`). The leader does that behind each read of
+the stream and before it dispatches. So a message that is due goes before those that were added later, whenever the
+leader looks: what was added before it is in the picture, and what came later is not dispatched yet. Only when more are
+due at once than a turn moves do some take their places later.
+
+For one lease after a step of the server's clock, a message must be due by this machine's clock as well: a clock that
+was set forward by mistake, and is put right soon, makes no message early. A clock that is set back makes messages late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.leader.stream.delay_sets import due_times
+from bridge.leader.stream.reading import BESIDE_BYTES
+from bridge.routing.delaying import MOST, move_due
+from bridge.routing.ids import Place, id_key, id_of_member, id_text, late_place
+
+if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
+    from bridge.leader.step.steps import Steps
+    from bridge.leader.step.term import Term
+    from bridge.leader.stream.reading import Reading
+    from bridge.routing.batch import Batch
+
+#: Most calls of the script in one turn of the loop.
+CALLS = 2
+#: Seconds until the next try when the script moved nothing that was due by the clock here.
+AGAIN_S = 0.05
+#: How far, in ms, the server's clock may be ahead of what is known of it here.
+AHEAD_MS = 20
+
+
+class Delayed:
+    """The delayed messages of one lane, on the leader's thread."""
+
+    def __init__(self, term: Term, lane: Lane, steps: Steps, reading: Reading) -> None:
+        self._term = term
+        self._lane = lane
+        self._steps = steps
+        self._reading = reading
+        self._keys = term.keys
+        #: Nothing is moved before this time (monotonic seconds), unless more was read.
+        self._again_at = 0.0
+        self._tried_at: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """Learns when the next message is due, and whether any is late. To be called before the lane is read."""
+        late, rows = self._term.wire.call_many(
+            [("ZCARD", self._keys.late), ("ZRANGE", self._keys.delayed, 0, 0, "WITHSCORES")]
+        )
+        self._lane.has_late = late > 0
+        self._lane.next_due_ms = int(float(rows[1])) if rows else None
+
+    # -- when ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _now_ms(self) -> int:
+        """The time by which messages are due."""
+        clock = self._term.clock
+        return clock.server_ms() if self._trusts_server else min(clock.server_ms(), clock.lane_ms())
+
+    @property
+    def _trusts_server(self) -> bool:
+        clock = self._term.clock
+        return clock.now() - clock.stepped_at >= self._term.settings.lease
+
+    def timeout_s(self) -> float | None:
+        """In how many seconds the next message is to be moved; None: not by time alone."""
+        lane, due = self._lane, self._lane.next_due_ms
+        if due is None or lane.behind or lane.has_enough_work:
+            return None
+        return max((due + 1 - self._now_ms) / 1000, self._again_at - time.monotonic(), 0.0)
+
+    def read_with(self, entries: Sequence[Any]) -> None:
+        """These new entries are taken in next. What is due before the last of them was added is late at once."""
+        last_ms = id_key(entries[-1][0].decode())[0] if entries else 0
+        self._lane.late_before_ms = min(last_ms, self._now_ms + AHEAD_MS)
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def run(self, batch: Batch, *, has_read: bool) -> None:
+        """Moves what is due. ``has_read``: new entries were read in this turn. What is due before the last of them goes
+        before it, even if there is enough other work.
+        """
+        lane, due = self._lane, self._lane.next_due_ms
+        if due is None or lane.behind or lane.full or (lane.has_enough_work and not has_read):
+            return
+        if due >= max(self._now_ms, min(lane.read_to[0], self._now_ms + AHEAD_MS)):
+            return
+        if lane.read_to == self._tried_at and time.monotonic() < self._again_at:
+            return
+        for _ in range(CALLS):
+            if not self._move(batch):
+                return
+
+    def _move(self, batch: Batch) -> bool:
+        """Moves some messages. Returns whether more are to be moved now, and there is room for them."""
+        term, lane, settings = self._term, self._lane, self._term.settings
+        count = max(1, min(MOST, settings.window - lane.held))
+        # What this step delays or reschedules is not in Redis yet. What is due later comes after it.
+        coming = [int(due) for due in (*batch.delayed[::2], *batch.rescheduled[::2])]
+        limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
+        moved = move_due(
+            *(term.redis, term.leadership, count, id_text(lane.read_to)),
+            before_ms=min(limits, default=None),
+            history_cap=self._steps.history_cap.with_next() if settings.history else 0,
+            limit=settings.max_payload + BESIDE_BYTES,
+            names=self._reading.names,
+        )
+        if settings.history:
+            self._steps.history_cap.wrote(len(moved.entries))
+        lane.next_due_ms = min([*coming, *([] if moved.next_ms is None else [moved.next_ms])], default=None)
+        for entry in moved.entries:
+            self._reading.take_late(entry, int(float(entry[2])), batch)
+        more = moved.next_ms is not None and moved.next_ms < moved.before_ms
+        if not (more or coming):
+            self._tried_at, self._again_at = lane.read_to, time.monotonic() + AGAIN_S
+        return more and not lane.full
+
+    # -- where late messages are -------------------------------------------------------------------------------------
+
+    def late_among(self, ids: Sequence[str]) -> dict[str, int]:
+        """Those of ``ids`` that are late -> when they were due."""
+        if not self._lane.has_late:
+            return {}
+        return due_times(self._term, self._keys.late, ids)
+
+    def late_from(self, start: Place, most: int) -> tuple[list[tuple[Place, str]], Place | None]:
+        """The late messages from ``start`` on, by their places: at most ``most`` of them, and the place where the next
+        ones begin (None: there are none).
+        """
+        if not self._lane.has_late:
+            return [], None
+        found: list[tuple[Place, str]] = []
+        offset = 0
+        while True:
+            flat = self._term.wire.call(
+                *("ZRANGEBYSCORE", self._keys.late, start[0], "+inf", "WITHSCORES", "LIMIT", offset, most + 1)
+            )
+            for member, score in zip(flat[::2], flat[1::2], strict=True):
+                id_ = id_of_member(member.decode())
+                if (place := late_place(int(float(score)), id_)) >= start:
+                    found.append((place, id_))
+            if len(found) > most:
+                return found[:most], found[most][0]
+            if len(flat) <= 2 * most:
+                return found, None
+            offset += most + 1

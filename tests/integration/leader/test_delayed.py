@@ -1,0 +1,174 @@
+"""Delayed messages, with real masters and workers: when they go out, in which order, and what a killed leader does."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.operate.orders import give
+from bridge.protocol.orders import ChangeDelayed, DelayedAct, Park, Release
+from bridge.routing.ids import member_of
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import holds_for, wait_until
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+
+
+@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
+def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+def now_ms(lane: LaneUnderTest) -> int:
+    seconds, us = lane.redis.time()
+    return seconds * 1000 + us // 1000
+
+
+def push(lane: LaneUnderTest, ticket: str, n: int, delay_ms: int = 0, *, hold: bool = False) -> str:
+    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": n})}
+    if delay_ms:
+        fields["due"] = now_ms(lane) + delay_ms
+    if hold:
+        fields["hold"] = 1
+    id_: Any = lane.redis.xadd(lane.keys.stream, fields)
+    return str(id_)
+
+
+def delayed(lane: LaneUnderTest) -> int:
+    return int(lane.redis.zcard(lane.keys.delayed))
+
+
+def assert_nothing_left(lane: LaneUnderTest) -> None:
+    lane.assert_at_rest()
+    assert not lane.redis.exists(lane.keys.delayed, lane.keys.late, lane.keys.holding)
+
+
+def test_others_overtake_a_delayed_message_and_a_held_ticket_waits(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    push(lane, "over", 2, 1500)
+    push(lane, "held", 0, 1500, hold=True)
+    for n in range(2):
+        push(lane, "over", n)
+        push(lane, "held", 1 + n)
+    wait_until(lambda: lane.log("over") == [0, 1], description="what came later to overtake")
+    assert (delayed(lane), lane.log("held")) == (1, [])
+    lane.wait_done(6)
+    assert (lane.log("over"), lane.log("held")) == ([0, 1, 2], [0, 1, 2])
+    assert_nothing_left(lane)
+
+
+def test_what_is_due_while_nobody_leads_goes_before_what_comes_later(lane: LaneUnderTest) -> None:
+    push(lane, "A", 0, 300)
+    push(lane, "A", 2, 700)
+    due = now_ms(lane) + 300
+    wait_until(lambda: now_ms(lane) > due, description="the first to be due")
+    push(lane, "A", 1)
+    lane.worker("w1")
+    lane.master("m1")
+    lane.wait_done(3)
+    assert lane.log("A") == [0, 1, 2]
+    assert_nothing_left(lane)
+
+
+def test_a_delayed_message_waits_under_a_name_of_its_own_and_keeps_its_id(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    id_ = push(lane, "A", 0, 60_000)
+    wait_until(lambda: delayed(lane), description="the message to be delayed")
+    assert lane.in_flight("master/delayed") == [id_]
+    assert lane.redis.zrange(lane.keys.delayed, 0, -1) == [member_of(id_)]
+    # Nothing of it is in the window: a ticket has no record
+    assert not lane.redis.exists(lane.keys.tickets, lane.keys.retries)
+    answer = give(lane.server.client(), lane.keys, ChangeDelayed(DelayedAct.NOW, (id_,)))
+    assert answer == {"ok": True, "changed": [id_], "refused": []}
+    lane.wait_done(1)
+    assert_nothing_left(lane)
+
+
+def test_orders_cancel_and_reschedule_what_is_not_due(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    client = lane.server.client()
+    gone, moved = push(lane, "A", 9, 60_000), push(lane, "A", 1, 60_000)
+    held, later = push(lane, "H", 9, 60_000, hold=True), push(lane, "H", 1, 60_000, hold=True)
+    push(lane, "A", 0)
+    push(lane, "H", 2)
+    wait_until(lambda: lane.redis.zcard(lane.keys.holding) == 2, description="the held ones to be read")
+    answer = give(client, lane.keys, ChangeDelayed(DelayedAct.CANCEL, (gone, held, "5-5")))
+    assert answer["changed"] == [gone, held]
+    assert answer["refused"] == [["5-5", "message 5-5 is not delayed"]]
+    push(lane, "H", 3)
+    holds_for(lambda: lane.log("H") == [], description="the next held one to be waited for", duration_s=0.3)
+    answer = give(client, lane.keys, ChangeDelayed(DelayedAct.RESCHEDULE, (moved, later), now_ms(lane) + 500))
+    assert answer["changed"] == [moved, later]
+    lane.wait_done(5)
+    assert (lane.log("A"), lane.log("H")) == ([0, 1], [1, 2, 3])
+    assert lane.count("cancelled") == 2
+    assert_nothing_left(lane)
+
+
+def test_a_due_message_of_a_parked_ticket_is_put_aside_and_goes_out_in_order(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    client = lane.server.client()
+    give(client, lane.keys, Park("A"))
+    push(lane, "A", 1, 300)
+    push(lane, "A", 0)
+    shelf = lane.keys.parked_consumer("master", "A")
+    wait_until(lambda: len(lane.in_flight(shelf)) == 2, description="both to be put aside")
+    push(lane, "A", 2)
+    wait_until(lambda: len(lane.in_flight(shelf)) == 3, description="the last one to be put aside")
+    give(client, lane.keys, Release("A"))
+    lane.wait_done(3)
+    assert lane.log("A") == [0, 1, 2]
+    assert_nothing_left(lane)
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
+    lane: LaneUnderTest, rounds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = secrets.randbelow(10**9)
+    dice = random.Random(seed)
+    with capsys.disabled():
+        print(f"seed {seed}", end=" ")
+    lane.worker("w1")
+    masters = [lane.master("m1"), lane.master("m2")]
+    tickets = 5
+    expected: dict[str, list[tuple[Any, int]]] = {f"T{t}": [] for t in range(tickets)}
+    n = 0
+    for _ in range(rounds):
+        for _ in range(60):
+            ticket = f"T{dice.randrange(tickets)}"
+            delay_ms = dice.choice([0, 0, 300, 600, 900])
+            due = now_ms(lane) + delay_ms
+            fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": n})}
+            if delay_ms:
+                fields["due"] = due
+            raw: Any = lane.redis.xadd(lane.keys.stream, fields)
+            key = tuple(map(int, str(raw).split("-")))
+            late = delay_ms > 0 and due > key[0]
+            expected[ticket].append(((due, 2**64, *key) if late else key, n))
+            n += 1
+        kill_at = now_ms(lane) + dice.randrange(200, 1000)
+        wait_until(lambda kill_at=kill_at: now_ms(lane) >= kill_at, description="the time to kill", interval_s=0.005)  # type: ignore[misc]
+        name = str(lane.wait_leader()).split()[1]
+        victim = next((master for master in masters if master.name() in name), masters[0])
+        victim.kill()
+        victim.wait()
+        victim.start()
+    lane.wait_done(n, timeout_s=60)
+    found = {ticket: lane.log(ticket) for ticket in expected}
+    assert found == {ticket: [number for _, number in sorted(those)] for ticket, those in expected.items()}, seed
+    assert lane.count("done") == n
+    assert_nothing_left(lane)

@@ -1,0 +1,60 @@
+"""The lane with delayed messages under random events: each ticket ends in the order of the places of its messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+
+from bridge.routing.policies import PolicyName
+from tests.unit.leader.lane_world import LaneWorld
+from tests.unit.leader.test_lane_machine import TICKETS, LaneMachine
+
+DELAYS = st.sampled_from([1, 2, 50, 150, 3000, 15_000])
+
+
+class DelayedMachine(LaneMachine):
+    """The same events, and messages that are delayed. The ids are of the clock."""
+
+    @initialize(
+        policy=st.sampled_from(list(PolicyName)),
+        bundle_ms=st.sampled_from([0.0, 10.0]),
+        slots=st.integers(1, 3),
+    )
+    def begin(self, policy: PolicyName, bundle_ms: float, slots: int) -> None:
+        self.world = LaneWorld(page=10, sliced=True, clocked=True, policy=policy, bundle_ms=bundle_ms)
+        self.world.join("w0@h", slots)
+
+    @rule(ticket=TICKETS, delay_ms=DELAYS, hold=st.booleans(), count=st.integers(1, 5))
+    def push_delayed(self, ticket: str, delay_ms: int, hold: bool, count: int) -> None:
+        for _ in range(count):
+            self.world.push_delayed(ticket, self.world.now + delay_ms, hold=hold)
+
+    @rule(ms=st.sampled_from([1, 2, 50]))
+    def a_moment_passes(self, ms: int) -> None:
+        self.world.now += ms
+
+    @precondition(lambda self: self.world.store.delayed or self.world.store.holding)
+    @rule(data=st.data(), act=st.sampled_from(["cancel", "now", "reschedule"]), delay_ms=DELAYS)
+    def order(self, data: st.DataObject, act: str, delay_ms: int) -> None:
+        store = self.world.store
+        known = sorted({*store.delayed, *store.holding, *list(store.late)[:2]})
+        ids = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
+        due_ms = self.world.now + delay_ms if act == "reschedule" else None
+        answer = self.world.order(do="delayed", act=act, ids=ids, due_ms=due_ms)
+        assert sorted([*answer["changed"], *(id_ for id_, _ in answer["refused"])]) == sorted(ids)
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_order_and_accounts_hold_with_delayed_messages(examples: int) -> None:
+    run_state_machine_as_test(
+        DelayedMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            print_blob=True,
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
