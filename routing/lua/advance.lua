@@ -19,8 +19,8 @@
 --       others overtake until then), late (due ms, member of one that is due), holding (due ms, member of one for which
 --       its ticket waits), rescheduled (new due ms, member), over (member of a message that is none of these any more),
 --       dead (number of arguments of a letter: at most 6000), letters (argument), replayed (id of a letter), counts
---       (name, amount), drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids, of
---       its runs, of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without
+--       (name, amount), drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids,
+--       of its runs, of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without
 --       opening).
 -- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.

@@ -1,16 +1,16 @@
 -- Moves delayed messages that are due to the messages that wait, and hands their entries over.
 --
 -- From -> to: DELAYED -> WAITING. KEYS: 1 leader, 2 delayed, 3 late, 4 stream, 5 history.
--- ARGV: token, group, master, time before which a message must be due by another clock as well (ms, '' = no other clock),
---       id up to which the caller has read, most messages, bytes after which no more are moved, bytes of an entry that
---       is handed over whole, entries that the history may have (0: there is none), names ... of the fields of a larger
---       entry that are handed over.
--- Returns: {'OK', entries ([id, [field, value ...], due ms] ...), due ms of the next one ('' = there is none), time (ms)
---          before which all are due that are to be moved now}; {'DEPOSED'}: another master leads; {'NOGROUP'}: the group
---          is gone: the caller reads the lane again. Only 'OK' changed anything.
---          An entry that was deleted has no fields.
--- Keeps: I1, I7 (it leaves `delayed`, is in `late` and pending under the master's name, in one step), I8, I9a; promise 1:
---        what was added before a message was due is read before the message is moved.
+-- ARGV: token, group, master, time before which a message must be due by another clock as well (ms, '' = no other
+--       clock), id up to which the caller has read, most messages, bytes after which no more are moved, bytes of an
+--       entry that is handed over whole, entries that the history may have (0: there is none), names ... of the fields
+--       of a larger entry that are handed over.
+-- Returns: {'OK', entries ([id, [field, value ...], due ms] ...), due ms of the next one ('' = there is none), time
+--          (ms) before which all are due that are to be moved now}; {'DEPOSED'}: another master leads; {'NOGROUP'}: the
+--          group is gone: the caller reads the lane again. Only 'OK' changed anything. An entry that was deleted has no
+--          fields.
+-- Keeps: I1, I7 (it leaves `delayed`, is in `late` and pending under the master's name, in one step), I8, I9a; promise
+--        1: what was added before a message was due is read before the message is moved.
 -- Bound: O(messages, times log of all that are delayed); bytes: the budget and one entry more.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
@@ -72,7 +72,8 @@ for i = 1, #found, 2 do
   rows[#rows + 1] = {id, ticket, '', '', 0, 0, tonumber(due), 0, 0, 'due'}
 end
 if #ids > 0 then
-  redis.call('ZREM', KEYS[2], unpack(members))  -- a full server lets a script continue whose first write needs no memory
+  -- First: a full server lets a script continue whose first write needs no memory.
+  redis.call('ZREM', KEYS[2], unpack(members))
   redis.call('ZADD', KEYS[3], unpack(scored))
   -- Also those that somebody has taken from the pending list by hand.
   ids[#ids + 1] = 'FORCE'

@@ -217,9 +217,9 @@ class Settling:
         lane = self._lane
         message = lane.drop_first(ticket)
         # The message may be given back in the same step. That does nothing to an acknowledged entry.
-        batch.acknowledged.append(message.id)
         if (message.options is not None and message.options.due_ms) or not message.payload:
             batch.over.append(member_of(message.id))
+        batch.acknowledged.append(message.id)
         if not message.payload:
             reason = Refused.TRIMMED.value
         elif outcome.kind is Kind.DEAD and outcome.error == EXPIRED:

@@ -74,8 +74,8 @@ class LaneWorld:
         self.settings = given.model_copy(update={"window": window})
         self.store = Store(self.settings.keys)
         self.now = 1_000_000
-        self.store.now_us = lambda: self.now * 1000
         if clocked:
+            self.store.now_us = lambda: self.now * 1000
             self.store.clock_ms = lambda: self.now
         #: Messages that an operator cancelled.
         self.cancelled: set[str] = set()
