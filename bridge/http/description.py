@@ -10,6 +10,8 @@ from bridge.http.problems import ProblemDocument
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+#: A body that names the incarnation that the answer has.
+_LIFE = {"requestBody": "$response.body"}
 #: (method, path, status) -> name of a link -> what the answer supplies, and to which call: (method, path, parameters).
 #: A test tool follows the chains, and so does a reader.
 LINKS: dict[tuple[str, str, str], dict[str, tuple[str, str, dict[str, str]]]] = {
@@ -19,6 +21,15 @@ LINKS: dict[tuple[str, str, str], dict[str, tuple[str, str, dict[str, str]]]] = 
             "/api/dead-letters/{message_id}",
             {"message_id": "$response.body#/message_ids/0"},
         ),
+    },
+    ("post", "/api/consumers/register", "200"): {
+        "its messages": (
+            "get",
+            "/api/messages/next",
+            {"consumer": "$request.body#/name", "incarnation": "$response.body#/incarnation"},
+        ),
+        "its heartbeat": ("post", "/api/consumers/{name}/heartbeat", {"name": "$request.body#/name", **_LIFE}),
+        "its end": ("post", "/api/consumers/{name}/leave", {"name": "$request.body#/name", **_LIFE}),
     },
 }
 
@@ -60,6 +71,11 @@ def _link(document: Mapping[str, Any]) -> None:
     found = {(method, path): operation for method, path, operation in _operations(document)}
     for (method, path, status), links in LINKS.items():
         found[method, path]["responses"][status]["links"] = {
-            name: {"operationId": found[to_method, to_path]["operationId"], "parameters": parameters}
+            name: {"operationId": found[to_method, to_path]["operationId"], **_supplied(parameters)}
             for name, (to_method, to_path, parameters) in links.items()
         }
+
+
+def _supplied(values: dict[str, str]) -> dict[str, Any]:
+    body = {"requestBody": {"incarnation": "$response.body#/incarnation"}} if "requestBody" in values else {}
+    return {"parameters": {name: value for name, value in values.items() if name != "requestBody"}, **body}

@@ -138,7 +138,8 @@ def _of_validation(exc: RequestValidationError) -> Problem:
     found = exc.errors()
     said = []
     for error in found[:NAMED]:
-        where = ".".join(str(part)[:80] for part in error["loc"][:8])
+        # Parts with a bracket are pydantic's names of the forms of a body that has several.
+        where = ".".join(part[:80] for part in map(str, error["loc"][:8]) if "[" not in part)
         message = str(error["msg"]).removeprefix("Value error, ")
         said.append({"where": where, "message": message[:300]})
     first = f"{said[0]['where']}: {said[0]['message']}" if said else "the request is malformed"
