@@ -65,6 +65,66 @@ MUTATIONS = [
         ),
         long=True,
     ),
+    Mutation(
+        "a refusal without a charge is charged",
+        "I1",
+        "refusals",
+        ("audit: attempts",),
+        (Edit(SETTLING, "        ticket.nacked += 1\n", "        ticket.nacked += 1\n        ticket.attempt += 1\n"),),
+    ),
+    Mutation(
+        "a dropped message is not acknowledged",
+        "I1",
+        "refusals",
+        ("ledger: left over",),
+        (
+            Edit(
+                SETTLING,
+                "        batch.acknowledged.append(message.id)\n        dropped =",
+                "        batch.acknowledged += [message.id] if outcome.kind is Kind.DONE else []\n        dropped =",
+            ),
+        ),
+        long=True,
+    ),
+    Mutation(
+        "the effects of a dropped message are applied",
+        "promise 4",
+        "refusals",
+        ("ledger: applied twice",),
+        (
+            Edit(
+                "bridge/worker/pool/execute.py",
+                "            if context.dropped is not None and not context.written:",
+                "            if False:",
+            ),
+        ),
+        long=True,
+    ),
+    Mutation(
+        "nobody looks whether a message has expired",
+        "I1",
+        "refusals",
+        ("ledger: expired",),
+        (
+            Edit("bridge/leader/picture/planner.py", "head.options.has_expired(now_ms)", "False"),
+            Edit("bridge/worker/pool/execute.py", "time.time() * 1000 >= own.expires_ms", "False"),
+        ),
+        long=True,
+    ),
+    Mutation(
+        "a priority counts within a ticket",
+        "I2",
+        "refusals",
+        ("ledger: reordered",),
+        (
+            Edit(
+                "bridge/leader/picture/window.py",
+                "        ticket.waiting.append(message)\n",
+                "        priority = message.options.priority if message.options else 0\n"
+                "        (ticket.waiting.appendleft if priority > 5 else ticket.waiting.append)(message)\n",
+            ),
+        ),
+    ),
     # -- I2: at most one run of a ticket is in flight, and each message begins after the success before ------------
     Mutation(
         "the outcomes of a bundle are written at its end",

@@ -60,6 +60,23 @@ def steady(stage: Stage) -> None:
     stage.wait_for(lambda: list(stage.redis.scan_iter(match=stage.keys.held("*"))), "a worker to renew its lease")
 
 
+def refusals(stage: Stage) -> None:
+    """Tasks refuse their messages, with and without a charge; messages expire; tickets have priorities."""
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=2, wait=False)
+    stage.wait_led(1)
+    for ticket in range(4):
+        stage.push(f"T{ticket}", ms=50)
+        for how in ("nacks", "drop", "nacks"):
+            stage.push(f"T{ticket}", ms=1, how=how)
+        stage.push(f"T{ticket}", until=2, how="nack")
+        stage.push(f"T{ticket}", dies=True, how="dead")
+        stage.push(f"T{ticket}", dies=True, expires=1)
+        for priority in (0, 3, 9, 1):
+            stage.push(f"T{ticket}", ms=1, priority=priority)
+    stage.wait_settled()
+
+
 def _with_effects_that_fail(stage: Stage) -> None:
     """In the middle of a run: behind its first one that fails, a ticket's messages wait together."""
     for n in range(10):
@@ -447,6 +464,7 @@ SUBSCRIBED = {
 
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "steady": steady,
+    "refusals": refusals,
     "long tasks": long_tasks,
     "frozen main process": frozen_main,
     "clock set": clock_set,

@@ -201,9 +201,11 @@ class Stage:
         kind: str = "",
         version: str = "",
         generation: int = 0,
+        **options: int,
     ) -> str:
         """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always.
-        ``kind``: what filters look at. ``version``: of the stream. ``generation``: of its layout.
+        ``kind``: what filters look at. ``version``: of the stream. ``generation``: of its layout. ``options``: of the
+        message; one that ``expires`` has expired.
         """
         n = self._number(ticket)
         payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
@@ -212,8 +214,11 @@ class Stage:
         stream = next(
             one.keys.stream for one in self.subscriptions if (one.version, one.generation) == of and one.has(ticket)
         )
-        id_: Any = self.redis.xadd(stream, {"ticket_id": ticket, "payload": json.dumps(payload)})
-        self.messages.append(Message(str(id_), ticket, n, dies, time.time_ns(), kind, version, generation))
+        payload |= {"nacks": True} if how == "nacks" else {}
+        fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload), **options}
+        id_: Any = self.redis.xadd(stream, fields)
+        facts = (str(id_), ticket, n, dies, time.time_ns(), kind, version, generation)
+        self.messages.append(Message(*facts, expired="expires" in options))
         return str(id_)
 
     def push_by_command(self, tickets: Sequence[str]) -> None:
@@ -288,7 +293,7 @@ class Stage:
         """How many messages every subscription is done with."""
         settled = Counter[str]()
         for keys in self.lanes:
-            found: Any = self.redis.hmget(keys.counts, ["done", "dead", "left_out"])
+            found: Any = self.redis.hmget(keys.counts, ["done", "dropped", "dead", "left_out"])
             settled[keys.group] += sum(int(count or 0) for count in found)
         return min(settled.values())
 

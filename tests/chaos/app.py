@@ -3,7 +3,8 @@
 A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
-     "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine"}
+     "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine" | "nack" | "dead" | "drop",
+     "nacks": whether some deliveries refuse it without a charge; "priority", "expires": options of the message}
 
 With ``effect`` the task comes to its end, and one of its effects cannot be applied. The last two end the whole worker:
 its main process, or everything of it with its watcher first, so that nobody is left to say what ran. In an app with
@@ -26,7 +27,7 @@ import bridge
 import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
-from tests.chaos.recording import WATCHER, name_of, watch
+from tests.chaos.recording import EFFECTS, WATCHER, id_of, name_of, place_of, watch
 from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STREAMS, SUBSCRIPTIONS
 from tests.chaos.versions import FOLLOWS, OLDER_TASK
 
@@ -34,6 +35,10 @@ from tests.chaos.versions import FOLLOWS, OLDER_TASK
 STEP_S = 0.01
 #: A key that cannot be counted up. Who records the effect cannot know that; only the server does, as it applies them.
 TEXT = "effects that fail"
+#: Adds a trace to a stream, unless the first key says that it is there.
+LEAVE_ONCE = (
+    "if redis.call('SET', KEYS[1], 1, 'NX', 'EX', 3600) then redis.call('XADD', KEYS[2], '*', unpack(ARGV)) end"
+)
 
 
 app = Celery("chaos", broker=os.environ.get("CELERY_BROKER_URL"), set_as_current=False)
@@ -91,6 +96,11 @@ def _do(task: Any, ticket_id: str, payload: Any) -> None:
     payload = {**payload, **payload.get("in", {}).get(task.ticket.subscription, {})}
     _work(task, payload["ms"] / 1000)
     attempt = task.ticket.attempt
+    if payload.get("nacks") and task.ticket.fence % 3:
+        raise bridge.Nack("not now", delay=0.02, charge=False)
+    if payload.get("how") == "drop":
+        _leave_a_trace(task, payload)
+        raise bridge.Drop("not wanted")
     if attempt < payload.get("until", 1):
         if payload["how"] == "exit":
             os._exit(1)
@@ -100,12 +110,24 @@ def _do(task: Any, ticket_id: str, payload: Any) -> None:
             _end_worker(watcher_first=payload["how"] == "machine")
         if payload["how"] == "hang":
             _work(task, 60)
+        if payload["how"] == "nack":
+            raise bridge.Nack("not yet", delay=0.02)
+        if payload["how"] == "dead":
+            raise bridge.Dead("it can never succeed")
         if payload["how"] == "effect":
             with Redis.from_url(os.environ["CELERY_BROKER_URL"]) as server:
                 server.set(TEXT, "no number", ex=3600)
             task.ticket.effects.incr(TEXT)
             return
         raise ValueError(f"attempt {attempt} of ticket {ticket_id} goes wrong")
+
+
+def _leave_a_trace(task: Any, payload: Any) -> None:
+    """What the success of a message would leave, for one that is dropped: its effects are not applied. Once."""
+    id_, name = id_of(task.ticket.message_id, payload), name_of(task.ticket)
+    with Redis.from_url(os.environ["CELERY_BROKER_URL"]) as server:
+        trace: Any = ("id", id_, "n", place_of(payload), "fence", task.ticket.fence)
+        server.eval(LEAVE_ONCE, 2, f"{TEXT}:{name}:{id_}", EFFECTS + name, *trace)
 
 
 def _end_worker(*, watcher_first: bool) -> None:

@@ -44,6 +44,8 @@ TOO_EARLY = "started too early"
 ACKNOWLEDGED_EARLY = "acknowledged early"
 #: Dead before its attempts were used up, or dead and succeeded (I1).
 DEAD = "dead"
+#: A message began that had expired before.
+EXPIRED = "expired"
 #: Attempts that were not counted as they ran.
 ATTEMPTS = "attempts"
 #: Something is left of a lane at rest (I1, I9).
@@ -55,6 +57,8 @@ STUCK = "stuck"
 
 #: Pools that cannot kill what runs when their lease is lost: there the fence is the guard.
 UNKILLABLE = ("threads", "solo", "gevent")
+#: In the reason of a message that its task gave up.
+GAVE_UP = "Dead: "
 #: How late after its thaw a process may come to write that it started something that it was allowed before, in ns.
 THAW_NS = 5_000_000_000
 #: How long before a server's crash a write may have been acknowledged and be lost (appendfsync everysec), in ns.
@@ -188,12 +192,15 @@ def check_starts(evidence: Evidence) -> list[Violation]:
     over.update({letter.message_id: letter.at_ms for letter in evidence.letters})
     ids = {(message.ticket, message.n): message.message_id for message in evidence.messages}
     crashes_ms = sorted(wall // 1_000_000 for _, wall in notes.lossy_crashes)
+    expired = {message.message_id for message in evidence.messages if message.expired}
     unseen = 0
     for ticket, executions in _by_ticket(evidence.executions).items():
         executions.sort(key=lambda execution: execution.start_ns)
         attempts: dict[str, int] = {}
         for execution in executions:
             where = (ticket, execution.message_id)
+            if execution.message_id in expired:
+                found.append(Violation(EXPIRED, *where, f"{_in_words(execution)} began"))
             before = ids.get((ticket, execution.n - 1))
             if before is not None and before not in notes.replayed and execution.message_id not in notes.replayed:
                 settled = over.get(before)
@@ -239,6 +246,9 @@ def check_deaths(evidence: Evidence) -> list[Violation]:
             found.append(Violation(DEAD, *where, f"it could have succeeded: {letter.reason}"))
         if times[letter.message_id] > 1 and letter.message_id not in evidence.notes.replayed:
             found.append(Violation(DEAD, *where, f"{times[letter.message_id]} dead letters"))
+        if message.expired or GAVE_UP in letter.reason:
+            # It never began, or its task ended it.
+            continue
         if letter.attempts != evidence.max_attempts:
             detail = f"dead after {letter.attempts} attempts of {evidence.max_attempts}: {letter.reason}"
             found.append(Violation(DEAD, *where, detail))

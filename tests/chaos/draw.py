@@ -185,4 +185,22 @@ class Load:
         if draw.random() < FILLED:
             # Of any size, as many of each order of magnitude.
             payload["fill"] = "x" * int(2 ** draw.uniform(1, LARGEST_LOG2))
+        dies = self._refuse(draw, payload, dies)
+        if draw.random() < 0.1:
+            payload["priority"] = draw.randint(1, 9)
         return task, payload, dies
+
+    @staticmethod
+    def _refuse(draw: random.Random, payload: dict[str, Any], dies: bool) -> bool:
+        """Draws how a message is refused by its task, or expires. Returns whether it can never succeed."""
+        drawn = draw.random()
+        if payload.get("how") == "raise" and drawn < 0.5:
+            payload["how"] = "dead" if dies else "nack"
+        elif "how" not in payload and drawn < 0.02:
+            payload["nacks"] = True
+        elif "how" not in payload and drawn < 0.03:
+            payload["how"] = "drop"
+        elif "how" not in payload and drawn < 0.034:
+            payload["expires"] = 0
+            return True
+        return dies

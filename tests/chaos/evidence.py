@@ -80,7 +80,8 @@ def rest(redis: Redis, keys: LaneKeys, lanes: Sequence[LaneKeys] = ()) -> Rest:
         applied=int(redis.hlen(keys.applied)),
         retries=int(redis.zcard(keys.retries)),
         outcomes=int(redis.xlen(keys.outcomes)),
-        done=int(counts.get("done", 0)),
+        # A dropped message leaves a trace as a success does.
+        done=int(counts.get("done", 0)) + int(counts.get("dropped", 0)),
         dead=int(counts.get("dead", 0)),
         ownerless=ownerless(redis, lanes or [keys], FOREIGN_KEYS),
     )

@@ -12,6 +12,7 @@ class Message:
 
     ``dies``: it can never succeed and must end as a dead letter. ``pushed_ns``: Unix ns when its id was known.
     ``kind``: what filters look at. ``version``: of the stream; "": it has one. ``generation``: of the stream's layout.
+    ``expired``: it must never begin.
     """
 
     message_id: str
@@ -22,6 +23,7 @@ class Message:
     kind: str = ""
     version: str = ""
     generation: int = 0
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

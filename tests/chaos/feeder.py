@@ -76,6 +76,7 @@ class Feeder:
             for ticket, task, payload, _ in batch:
                 text = payload if isinstance(payload, str) else json.dumps(payload)
                 fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
+                fields |= options_of(payload)
                 stream = self._stream_of(ticket, version_of(payload))
                 pipe.xadd(stream, {**fields, "task": task} if task else fields)
             ids: list[str] = pipe.execute()
@@ -163,7 +164,10 @@ class Feeder:
         self._last_ids[self._stream_of(ticket, version, id_)] = stream_id(id_)
         kind = "" if isinstance(payload, str) else payload.get("kind", "")
         self.messages.append(
-            Message(stream_id(id_), ticket, n, dies, time.time_ns(), kind, version, generation_of(id_))
+            Message(
+                *(stream_id(id_), ticket, n, dies, time.time_ns(), kind, version, generation_of(id_)),
+                expired="expires" in options_of(payload),
+            )
         )
 
 
@@ -188,7 +192,7 @@ class FollowingFeeder(Feeder):
         ids: list[str] = []
         try:
             for task, planned in groupby(batch, key=itemgetter(1)):
-                ids += self._task(task).push_many([(ticket, payload) for ticket, _, payload, _ in planned])
+                ids += self._task(task).push_many([(ticket, sent, options_of(sent)) for ticket, _, sent, _ in planned])
         except ServerUnavailable as exc:
             raise RedisConnectionError(str(exc)) from None
         return ids
@@ -221,6 +225,13 @@ class FollowingFeeder(Feeder):
 def version_of(payload: dict[str, Any] | str) -> str:
     """The version of a planned message. A payload that is JSON already names none."""
     return "" if isinstance(payload, str) else payload.get("v", "")
+
+
+def options_of(payload: dict[str, Any] | str) -> dict[str, Any]:
+    """The options of a planned message. One that expires has expired when it is pushed."""
+    if isinstance(payload, str):
+        return {}
+    return {name: payload[name] for name in ("priority", "expires") if name in payload}
 
 
 def _order(id_: str) -> tuple[int, int]:

@@ -396,7 +396,7 @@ class Run:
             replays = {operator.keys: operator.notes.replays for operator in self.conductor.operators}
             for one in self._lanes.every:
                 found = self._counts(one)
-                done = sum(int(found.get(name, 0)) for name in ("done", "dead", "left_out"))
+                done = sum(int(found.get(name, 0)) for name in ("done", "dropped", "dead", "left_out"))
                 settled[one.name] += done - replays.get(one.keys, 0)
         except UNAVAILABLE:
             return 0

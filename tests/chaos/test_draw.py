@@ -56,8 +56,18 @@ def test_messages_kill_or_hang_their_process_only_where_a_pool_has_processes_to_
         load = Load(5, 40, violent=violent)
         return Counter(load.message("T", n)[1].get("how", "well") for n in range(5000))
 
-    assert set(ways(violent=False)) == {"well", "raise", "effect"}
-    assert set(ways(violent=True)) == {"well", "raise", "effect", "exit", "kill", "hang"}
+    peaceful = {"well", "raise", "effect", "nack", "dead", "drop"}
+    assert set(ways(violent=False)) == peaceful
+    assert set(ways(violent=True)) == peaceful | {"exit", "kill", "hang"}
+
+
+def test_messages_have_options_and_what_expires_can_never_succeed() -> None:
+    drawn = [Load(5, 40, violent=True).message("T", n) for n in range(5000)]
+    assert {payload["priority"] for _, payload, _ in drawn if "priority" in payload} == set(range(1, 10))
+    assert any(payload.get("nacks") for _, payload, _ in drawn)
+    expired = [dies for _, payload, dies in drawn if "expires" in payload]
+    assert expired
+    assert all(expired)
 
 
 def test_payloads_are_json() -> None:
