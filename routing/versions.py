@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,11 +51,16 @@ def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
 
 
 def dropped_versions(
-    client: Redis, stream: str, group: str, older: Sequence[str], partitions: Collection[str] = ()
+    client: Redis,
+    stream: str,
+    group: str,
+    older: Sequence[str],
+    partitions: Collection[str] = (),
+    hidden: Callable[[str], object] = lambda _: None,
 ) -> list[str]:
     """The versions older than ``stream`` that ``older`` does not name, and that are not retired. Without those where
-    this user has no permission for the lane of ``group``. ``partitions``: streams beside this one that follow the same
-    older partitions.
+    this user has no permission for the lane of ``group``: ``hidden`` is called with each. ``partitions``: streams
+    beside this one that follow the same older partitions.
     """
     known = {stream, *older, *partitions}
     found = set(older_versions(client, stream))
@@ -65,7 +70,13 @@ def dropped_versions(
             # One that follows this stream is newer.
             others = newer_versions(client, name) - known - found
             found.update(one for one in others if stream not in older_versions(client, one))
-    return [name for name in sorted(found - known) if _may_look(client, LaneKeys(name, group))]
+    may_look = []
+    for name in sorted(found - known):
+        if _may_look(client, LaneKeys(name, group)):
+            may_look.append(name)
+        else:
+            hidden(name)
+    return may_look
 
 
 def _may_look(client: Redis, keys: LaneKeys) -> bool:
@@ -110,6 +121,14 @@ def left_behind(dropped: str, stream: str, group: str) -> str:
     return (
         f"{dropped!r}, an older version of {stream!r}, has messages of {group!r} that are not done: name it in "
         "bridge_follows until they are"
+    )
+
+
+def not_led(holder: str, older: str) -> str:
+    """Why nobody leads a version, although ``holder`` leads the older one."""
+    return (
+        f"no master leads this version, and {holder} leads the older version {older}: if its app does not name both, "
+        "stop it; messages of this version wait until one master leads both"
     )
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bridge.inspect.status import read_status
-from bridge.inspect.versions import not_led
 from bridge.routing.leadership import read_token
 from bridge.routing.numbers import count
 from bridge.routing.text import one_line
+from bridge.routing.versions import not_led
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -15,7 +15,7 @@ from bridge.inspect.ticket_state import TicketState
 from bridge.routing import records
 from bridge.routing.keys import LaneKeys
 from bridge.routing.numbers import count
-from bridge.routing.versions import newer_versions
+from bridge.routing.versions import newer_versions, not_led
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -58,14 +58,6 @@ def with_versions(
         return found
     why = _older(lane, found, locate) or _newer(redis, lane, found.ticket)
     return replace(found, why=why) if why else found
-
-
-def not_led(holder: str, older: str) -> str:
-    """Why nobody leads a version, although ``holder`` leads the older one."""
-    return (
-        f"no master leads this version, and {holder} leads the older version {older}: if its app does not name both, "
-        "stop it; messages of this version wait until one master leads both"
-    )
 
 
 def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]) -> str:

@@ -34,16 +34,26 @@ def translated(exc: Exception) -> TicketBridgeError | None:
     return None
 
 
+def _forbidden(reason: str) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"this Redis user may not do that: {reason}; ask for the permission (ACL SETUSER): `bridge acl` prints those "
+        "of each role; to add or remove a subscription, and to retire or repartition a stream, use the URL of an "
+        "administrator"
+    )
+
+
 def _of_redis(exc: redis.exceptions.RedisError) -> TicketBridgeError:
     reason = " ".join(str(exc).split())
     if isinstance(exc, redis.exceptions.AuthenticationError):
         return ServerUnavailable(f"Redis refuses the login: {reason}; check user and password in the broker's URL")
     if isinstance(exc, redis.exceptions.NoPermissionError):
-        return ServerUnavailable(f"this Redis user may not do that: {reason}; ask for the permission (ACL SETUSER)")
+        return _forbidden(reason)
     if isinstance(exc, redis.exceptions.OutOfMemoryError):
         return ServerUnavailable(f"Redis is full: {reason}; give it more memory (maxmemory), then try again")
     if isinstance(exc, UNAVAILABLE):
         return ServerUnavailable(f"lost Redis: {reason or type(exc).__name__}; try again when it is back")
+    if "ACL failure in script" in reason:
+        return _forbidden(reason)
     if "WRONGTYPE" in reason:
         return ServerUnavailable(
             "Redis holds something else under a name of this lane (WRONGTYPE): `bridge status` names the key; check "

@@ -42,6 +42,8 @@ class LaneVersions:
         #: Whether another master leads one of them. This one leaves it all lanes of the chain then.
         self.yields = False
         self._note_at = 0.0
+        #: Dropped versions that this user may not look at. Each was said once.
+        self._hidden: set[str] = set()
 
     @property
     def dropped_leaders(self) -> list[str]:
@@ -51,7 +53,20 @@ class LaneVersions:
     def read_dropped(self, redis: Redis) -> None:
         older = [version.stream for version in self._lane.older]
         partitions = self._lane.partition_streams
-        self._dropped = dropped_versions(redis, self._keys.stream, self._keys.group, older, partitions)
+        self._dropped = dropped_versions(
+            redis, self._keys.stream, self._keys.group, older, partitions, self._say_hidden
+        )
+
+    def _say_hidden(self, stream: str) -> None:
+        if stream not in self._hidden:
+            self._hidden.add(stream)
+            logger.warning(
+                "this Redis user may not look at %s, an older version of %s that this app does not name: whether all "
+                "of its messages are done is not known, and newer ones do not wait for them; retire it (`bridge stream "
+                "retire`), or name it in bridge_follows and run `bridge acl master` again",
+                stream,
+                self._keys.stream,
+            )
 
     def suppose_led(self) -> None:
         """Supposes, until the next look, that another master leads a dropped version, if there is one."""

@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 from bridge.link.connections import is_outage
 from bridge.link.server_clock import compare_all
 from bridge.master.election import RENEWALS
+from bridge.master.older_led import OlderLed
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
 from bridge.routing.leadership import attend, depart, read_token, renew, stand
@@ -83,6 +84,7 @@ class Leads:
         self._share = Share(holder, self._lease_s) if shared else None
         self._named = named
         self._layouts = layouts
+        self._older_led = OlderLed(redis, lanes)
         self._outage = outage
         self._health = health
         self._stop = threading.Event()
@@ -169,6 +171,7 @@ class Leads:
             self._hand_over(self._share)
         self._ask()
         self._layouts.look()
+        self._older_led.look()
         now = time.monotonic()
         return max(0.01, min(self._renew_at, self._ask_at, self._attend_at, self._layouts.look_at) - now)
 

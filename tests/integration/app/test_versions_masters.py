@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bridge.routing.keys import layout_key, newer_key
+from bridge.master.lane_versions import LaneVersions
+from bridge.routing.keys import LaneKeys, follows_key, layout_key, newer_key
+from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.integration.versions import GROUP, ONLY_V1, STREAMS, THREE, Versions, check
 
@@ -28,6 +32,26 @@ def test_a_master_that_does_not_name_a_version_with_undone_messages_is_refused(
     assert f"{STREAMS[left]!r}, an older version of {newest!r}, has messages" in other.logs()
 
 
+def test_a_master_that_may_not_look_at_a_dropped_version_says_so_once(
+    own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane: Any = SimpleNamespace(
+        settings=SimpleNamespace(keys=LaneKeys("orders:v2", "g")), older=(), partition_streams=frozenset()
+    )
+    versions = LaneVersions(lane)
+    with own_server.client() as redis:
+        redis.set(follows_key("orders:v2"), '["orders"]')
+        redis.execute_command("ACL", "SETUSER", "low", "reset", "on", ">pw", "+@all", "~{orders:v2}*", "~orders:v2*")
+        versions.read_dropped(redis)
+        assert not caplog.records
+        with own_server.client(username="low", password="pw") as low:
+            for _ in range(2):
+                versions.read_dropped(low)
+        redis.execute_command("ACL", "DELUSER", "low")
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("this Redis user may not look at orders, an older version of orders:v2")
+
+
 def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> None:
     chain.worker("w1", **ONLY_V1)
     old = chain.master("m1", **ONLY_V1)
@@ -42,6 +66,8 @@ def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> N
     assert chain.count("v2") == 0
     assert chain.redis.get(chain.keys["v2"].leader) is None
     assert "leads the older version orders: if its app does not name both, stop it" in chain.why("T0")
+    # The master that waits for it says so, too: it may be that two apps do not know of each other.
+    new.wait_for_log("leads the older version orders: if its app does not name both, stop it", timeout=30)
     old.terminate()
     chain.wait_all()
     check(chain)

@@ -442,3 +442,30 @@ def test_what_a_status_advises_keeps_to_its_stream_and_names_a_worker_that_no_ot
         # w1 may serve the other one: of two workers with one name the second one ends.
         said = " ".join(shell("status", "-s", "search", "--stream", "old").stdout.split())
         assert "worker -n w1-search@%h" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["subscription", "add", "billing"],
+        ["subscription", "remove", "search", "--yes"],
+        ["stream", "retire", "old", "--yes"],
+        ["stream", "repartition", "3"],
+    ],
+    ids=" ".join,
+)
+def test_who_may_not_change_lanes_is_told_who_may_in_one_line(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    for stream in ("old", "ticket_stream"):
+        redis.xgroup_create(stream, "search", "0", mkstream=True)
+    redis.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">pw", "+@all", "-@write", "~*")
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_default_task": None}
+    url = valkey.url.replace("redis://", "redis://reader:pw@")
+    with command_line(tmp_path, monkeypatch, url, **settings) as shell:
+        refused = shell(*command)
+    redis.execute_command("ACL", "DELUSER", "reader")
+    assert refused.exit_code == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert "this Redis user may not do that: " in refused.stderr
+    assert "use the URL of an administrator" in refused.stderr

@@ -1,0 +1,64 @@
+"""Looks whether another master leads an older version of a stream, and nobody the newer one.
+
+A master of an app that does not name the newer version leads the older one for as long as it runs. The newer one's
+messages wait then, and this master stands by. That is as it should be in a rolling deploy, where it ends. Two apps that
+name different versions may also have started in one moment, when neither could see the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+
+from bridge.routing.leadership import read_token
+from bridge.routing.versions import not_led
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from bridge.master.lane_master import LaneMaster
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, until it is said for the first time, and between two lines about one lane.
+LOOK_S, SAY_AFTER_S, SAY_S = 2.0, 6.0, 60.0
+
+
+class OlderLed:
+    """What the thread of the leads looks at, for the lanes of this master that follow older versions."""
+
+    def __init__(self, redis: Redis, lanes: Sequence[LaneMaster]) -> None:
+        self._redis = redis
+        self._lanes = [lane for lane in lanes if lane.older]
+        self._look_at = 0.0
+        #: Lane -> when the next line about it is due.
+        self._say_at: dict[LaneMaster, float] = {}
+
+    def look(self) -> None:
+        """Looks, when it is time. Raises redis errors."""
+        now = time.monotonic()
+        standing = [lane for lane in self._lanes if not lane.leading]
+        if now < self._look_at or not standing:
+            return
+        self._look_at = now + LOOK_S
+        with self._redis.pipeline(transaction=False) as pipe:
+            for lane in standing:
+                pipe.mget([lane.keys.leader, *(older.keys.leader for older in lane.older)])
+            tokens = pipe.execute()
+        due = {}
+        for lane, (own, *older) in zip(standing, tokens, strict=True):
+            led = [
+                (one.keys.stream, read_token(token).holder)
+                for one, token in zip(lane.older, older, strict=True)
+                if token is not None and not one.leading
+            ]
+            if own is None and led:
+                due[lane] = self._say_at.get(lane, now + SAY_AFTER_S)
+                if now >= due[lane]:
+                    due[lane] = now + SAY_S
+                    stream, holder = led[0]
+                    logger.warning("standing by for %s: %s", lane.title, not_led(holder, stream))
+        self._say_at = due
