@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 from bridge.inspect.advice import NOT_OF_AN_APP, Advice
 from bridge.inspect.delayed import Mode
 from bridge.inspect.ticket_state import TicketState
+from bridge.routing.history import What
 from bridge.routing.numbers import count, duration
 
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
     from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
     from bridge.settings.lane import LaneSettings
+
+#: What became of a message that was not handled.
+_ENDED = {
+    What.LEFT_OUT: "was left out: the filter and the tasks of this subscription do not want it",
+    What.SKIPPED: "was skipped, and not handled: the lane was beyond bridge_max_lag",
+    What.DROPPED: "was dropped by its task",
+    What.CANCELLED: "was cancelled while it was delayed",
+    What.REFUSED: "was refused: it could not be processed",
+}
 
 
 def no_leader(commands: Advice) -> str:
@@ -68,7 +78,8 @@ def _at_rest(found: TicketFacts) -> str:
             f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
         )
     if found.state is TicketState.DONE:
-        return f"nothing undone found; its last message {found.last_done} is done"
+        ended = "is done" if found.last_what is None else _ENDED.get(found.last_what, "is done")
+        return f"nothing undone found; its last message {found.last_done} {ended}"
     return (
         "nothing was found of it: no record, nothing waiting, nothing unread, no dead letter, and none of the newest "
         f"entries belongs to it{'' if found.has_group else ' (no master has read this stream yet)'}"

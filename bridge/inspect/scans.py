@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.routing.groups import pending_summary
-from bridge.routing.history import LAST, read_entry, rows_in
+from bridge.routing.history import LAST, What, read_entry, rows_in
 from bridge.routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def newest_in_stream(redis: Redis, keys: LaneKeys, ticket: bytes, up_to: str) ->
     return None
 
 
-def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
-    """The newest message of the ticket that the history says is done or dead: done messages leave the stream. None: the
-    search found none within its bound, or there is no history. Of the newest entry that ends a message of the ticket,
-    the message with the largest id counts.
+def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> tuple[str, What] | None:
+    """The newest message of the ticket of which the history has the last row, and what that says: done messages leave
+    the stream. None: the search found none within its bound, or there is no history. Of the newest entry that ends a
+    message of the ticket, the message with the largest id counts.
     """
     pages = _Pages()
     # An entry without this text has no row of the ticket, and need not be parsed.
@@ -185,9 +185,10 @@ def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> str | None:
             except (ValueError, TypeError):
                 # Not an entry of a history.
                 continue
-            ended = [row.message_id for row in rows if row.ticket == ticket and row.what in LAST]
+            ended = [row for row in rows if row.ticket == ticket and row.what in LAST]
             if ended:
-                return max(ended, key=id_key)
+                last = max(ended, key=lambda row: id_key(row.message_id))
+                return last.message_id, last.what
         if len(page) < size:
             return None
         end = f"({page[-1][0].decode()}"

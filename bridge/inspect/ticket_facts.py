@@ -10,6 +10,7 @@ from bridge.inspect.scans import NOTHING, Scan
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.dead_letters import Letter
 from bridge.routing import records
+from bridge.routing.history import What
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class TicketFacts:
     reading_stop: str = ""
     #: The newest message of the ticket that is neither pending nor unread. Only searched for if nothing else was found.
     last_done: str | None = None
+    #: What the history says of that one; None: it has no row of it.
+    last_what: What | None = None
 
     def document(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -110,4 +113,5 @@ class TicketFacts:
             "dead": [letter.summary() for letter in self.letters],
             "nobody_runs": self.nobody_runs,
             "last_done": self.last_done,
+            "last_what": None if self.last_what is None else self.last_what.value,
         }

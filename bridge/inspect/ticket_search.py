@@ -143,15 +143,16 @@ def _search(
         state = TicketState.DELAYED
     else:
         state = None
-    last_done = None
+    last_done, last_what = None, None
     if state is None:
         dead_ids = {letter.message_id for letter in letters}
         if lane.last_delivered is not None:
             # Done entries have left the stream, unless bridge_retention keeps them. Entries with a dead letter are
             # still there.
             in_stream = newest_in_stream(redis, keys, ticket_id, lane.last_delivered)
-            ended = (in_stream, newest_in_history(redis, keys, ticket))
-            last_done = max((id_ for id_ in ended if id_ is not None), key=id_key, default=None)
+            in_history, what = newest_in_history(redis, keys, ticket) or (None, None)
+            last_done = max((id_ for id_ in (in_stream, in_history) if id_ is not None), key=id_key, default=None)
+            last_what = what if last_done == in_history else None
         if letters and (last_done is None or last_done in dead_ids):
             state = TicketState.DEAD
         elif last_done is not None:
@@ -176,6 +177,7 @@ def _search(
         letters=letters,
         nobody_runs=_nobody_runs(redis, settings, lane, record, waiting, own),
         last_done=last_done,
+        last_what=last_what,
     )
 
 

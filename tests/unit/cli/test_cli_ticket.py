@@ -166,6 +166,15 @@ def test_a_ticket_whose_messages_have_left_the_stream_is_known_from_the_history(
     for ticket, last in (("A", ids[3]), ('quo"te\n', ids[2])):
         seen = shell.json("ticket", "show", ticket)
         assert (seen["state"], seen["last_done"]) == (State.DONE.value, last)
+        assert seen["last_what"] == "done"
+    # And what became of one that was not handled is said
+    for place, (what, said) in enumerate((("left out", "the filter and the tasks"), ("skipped", "bridge_max_lag"))):
+        last = f"{9 + place}-1"
+        lane.redis.xadd(lane.keys.history, {"d": orjson.dumps([row(last, "A", what)])})
+        seen = shell.json("ticket", "show", "A")
+        assert (seen["last_done"], seen["last_what"]) == (last, what)
+        assert f"its last message {last} was {what}" in seen["why"]
+        assert said in seen["why"]
     # And a ticket with failures only, or without rows, is unknown
     assert shell("ticket", "show", "B").exit_code == shell("ticket", "show", "NOBODY").exit_code == 1
     # And a ticket with a dead message, whose later messages are done, is done
