@@ -99,7 +99,9 @@ class Settling:
         lane = self._lane
         message = ticket.run.popleft()
         lane.take_from_flight(ticket, message)
-        self._measure(message.task, outcome.service_ms)
+        if ticket.consumer is None or ticket.consumer.takes_bundles:
+            # The time of an HTTP consumer has its calls in it. It would make the bundles of Celery workers small.
+            self._measure(message.task, outcome.service_ms)
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)
         batch.acknowledged.append(message.id)

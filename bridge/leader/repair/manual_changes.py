@@ -6,7 +6,8 @@ outside:
 - Entries are pending under a name that no record explains (XCLAIM, an old consumer). They are claimed back to the
   master.
 - Entries in flight are pending under another name, or not at all (XACK, XGROUP DELCONSUMER). They become pending again
-  where they belong. An XACK by hand does not make a message done: only its outcome does.
+  where they belong. An XACK by hand does not make a message done: only its outcome does. (An HTTP consumer may XACK
+  what it was given: `bridge.leader.repair.own_acknowledgements`.)
 - Waiting entries are not pending any more (XGROUP DELCONSUMER of the master's name). They become pending again.
 - Delayed entries are not pending under their own name, or not in the sorted set that says when they are due. They are
   both again. One that the set lost has the due time of its entry.
@@ -31,6 +32,7 @@ from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.repair.delayed_entries import DelayedEntries
 from bridge.leader.repair.group import HALF_MADE, ended_after
+from bridge.leader.repair.own_acknowledgements import take_own_acknowledgements
 from bridge.leader.stream.delay_sets import due_times
 from bridge.leader.stream.pending import NEVER
 from bridge.routing.batch import Batch
@@ -39,7 +41,7 @@ from bridge.routing.ids import Place, first_id_from, id_before, id_key, id_text,
 from bridge.routing.transitions import Advanced, floor, set_read_to, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from bridge.leader.picture.lane import Lane
     from bridge.leader.step.steps import Steps
@@ -220,11 +222,25 @@ class ManualChanges:
             consumer = ticket.consumer.name if ticket.consumer is not None else master
             if found.get(id_) != consumer:
                 misplaced.setdefault(consumer, []).append(id_)
+        acknowledged = self._own_acknowledgements(
+            [id_ for ids in misplaced.values() for id_ in ids if id_ not in found]
+        )
         for consumer, ids in misplaced.items():
-            self._say("%d entries in flight were not pending under their consumer: they are again", len(ids))
+            if taken := sum(1 for id_ in ids if id_ not in acknowledged):
+                self._say("%d entries in flight were not pending under their consumer: they are again", taken)
             if self._pending.make_pending(consumer, ids) < len(ids):
                 self._deleted.update(ids)
         return bool(strange or misplaced)
+
+    def _own_acknowledgements(self, ids: list[str]) -> Collection[str]:
+        """Takes in what HTTP consumers acknowledged in the stream themselves. ``ids``: in flight, and not pending.
+
+        Returns the ids of these messages. They are made pending again until their outcomes are settled.
+        """
+        tickets = [(id_, self._lane.in_flight[id_]) for id_ in ids]
+        if all(ticket.consumer is None or ticket.consumer.takes_bundles for _, ticket in tickets):
+            return ()
+        return take_own_acknowledgements(self._term, tickets, self._pending.names())
 
     def _mend_waiting(self, missing: int) -> None:
         """Makes waiting entries pending again: ``missing`` of them are not pending under the master's name."""

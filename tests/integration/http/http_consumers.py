@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -75,6 +78,23 @@ class HttpConsumerUnderTest:
 
     def heartbeat(self) -> Answer:
         return call(self.port, "POST", f"/api/consumers/{self.name}/heartbeat", {"incarnation": self.incarnation})
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Renews the lease within the block, on a thread."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(0.4):
+                self.heartbeat()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def leave(self) -> Answer:
         return call(self.port, "POST", f"/api/consumers/{self.name}/leave", {"incarnation": self.incarnation})

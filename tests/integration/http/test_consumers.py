@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.integration.http.http_consumers import HttpLane, call
+from tests.integration.servers import run_command
 from tests.keycheck import check_keys
 
 Messages = list[dict[str, Any]]
@@ -23,6 +24,11 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLan
     lane = HttpLane(nodes, own_server, tmp_path)
     lane.master("m1")
     return lane
+
+
+def order(lane: HttpLane, *arguments: str) -> None:
+    done = run_command(broker_environment(lane.server.url), "consumer", *arguments)
+    assert done.returncode == 0, done.stderr
 
 
 def test_one_consumer_gets_the_messages_of_a_ticket_in_order_and_one_at_a_time(lane: HttpLane) -> None:
@@ -193,6 +199,71 @@ def test_any_master_answers_any_call_and_one_that_dies_loses_nothing(lane: HttpL
     lane.push("T1", {"n": 1})
     wait_until(lambda: consumer.heartbeat().status == 200 and lane.count("done") == 1, description="m2 to lead")
     assert consumer.one()["payload"] == {"n": 1}
+
+
+def test_what_a_consumer_acknowledged_in_the_stream_itself_is_done(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+    lane.push("T1", {"n": 0})
+    second = lane.push("T1", {"n": 1})
+    message = consumer.one()
+    # As the pattern has it: a consumer finds its messages under its name, and acknowledges them
+    found: Any = lane.redis.xreadgroup(lane.keys.group, "h1", {lane.keys.stream: "0"})
+    assert [id_ for id_, _ in found[0][1]] == [message["message_id"]]
+    assert lane.redis.xack(lane.keys.stream, lane.keys.group, message["message_id"]) == 1
+
+    def done() -> bool:
+        assert consumer.heartbeat().status == 200
+        return lane.count("done") == 1
+
+    wait_until(done, description="the message to be done")
+    following = consumer.one()
+    assert following["message_id"] == second
+    assert consumer.acknowledge(message).status in (404, 409)
+    # An XACK of somebody else's message makes nothing done
+    assert consumer.acknowledge(following).status == 200
+    lane.wait_done(2)
+    lane.assert_at_rest()
+    assert lane.count("tampered") == 0
+
+
+def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+    with consumer.beating():
+        lane.push("T1", {"n": 0})
+        message = consumer.one()
+        order(lane, "drain", "h1", "--no-wait")
+        assert consumer.heartbeat().body["wants"] == "quiet"
+        lane.push("T1", {"n": 1})
+        lane.push("T2", {"n": 0})
+        assert consumer.acknowledge(message).status == 200
+        lane.wait_done(1)
+        assert consumer.next(1, 0.5) == []
+        order(lane, "resume", "h1")
+        assert consumer.heartbeat().body["wants"] == "go on"
+        for _ in range(2):
+            assert consumer.acknowledge(consumer.one()).status == 200
+        lane.wait_done(3)
+        lane.assert_at_rest()
+
+
+def test_a_transfer_moves_tickets_to_another_consumer_between_two_messages(lane: HttpLane) -> None:
+    consumer, other = lane.consumer("h1"), None
+    with consumer.beating():
+        lane.push("T1", {"n": 0})
+        message = consumer.one()
+        other = lane.consumer("h2")
+        with other.beating():
+            # An idle consumer that the leader knows
+            lane.push("T2", {"n": 0})
+            assert other.acknowledge(other.one()).status == 200
+            order(lane, "transfer", "h1", "--to", "h2")
+            lane.push("T1", {"n": 1})
+            assert consumer.acknowledge(message).status == 200
+            moved = other.one()
+            assert (moved["ticket_id"], moved["payload"]) == ("T1", {"n": 1})
+            assert other.acknowledge(moved).status == 200
+            lane.wait_done(3)
+            lane.assert_at_rest()
 
 
 def test_workers_and_http_consumers_serve_one_lane_side_by_side(lane: HttpLane) -> None:

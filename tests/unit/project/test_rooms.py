@@ -36,7 +36,8 @@ def test_a_room_says_what_it_may_import_and_holds_no_code_itself(room: Path) -> 
     # `bridge.testing` is what users import.
     if room != Path("bridge/testing"):
         assert "mport" in text
-        assert len(tree.body) == 1
+        # From `bridge.consumer` they import its names.
+        assert len(tree.body) == 1 or room == Path("bridge/consumer")
 
 
 def test_no_module_stands_outside_of_a_room() -> None:

@@ -1,0 +1,363 @@
+"""A consumer over HTTP, in Python and without Celery: `HttpConsumer`. Standard library only.
+
+The thread of `HttpConsumer.run` receives. Handlers run on threads of their own, as many as ``concurrency``. One more
+thread acknowledges, and one renews the lease.
+
+**Self-fencing.** The consumer trusts its lease until a deadline on its own clock: the moment *before* it sent the last
+renewal that was answered, plus the lease, less a margin. After the deadline it starts nothing and acknowledges nothing.
+A handler that still runs then could overlap with another consumer, and Python cannot stop a thread. So the process
+ends, with status `LOST_STATUS`, unless ``exit_when_lost`` is false: then the handler runs on, `Message.holds` is false,
+and its acknowledgement is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from bridge.consumer.deadline import MARGIN, now_ns
+from bridge.consumer.http_calls import Calls, HttpProblem
+
+logger = logging.getLogger(__name__)
+
+#: Renewals in one lease: two may be lost.
+RENEWALS = 3
+#: Exit status of a process that lost its lease while a handler ran: EX_TEMPFAIL.
+LOST_STATUS = 75
+#: Seconds before the next try to register.
+REGISTER_AGAIN_S = 0.5
+#: Most acknowledgements in one call.
+MOST_ITEMS = 500
+#: Answers that say that the incarnation is over.
+OVER = (404, 410)
+
+
+class Refuse(Exception):
+    """Raised by a handler: the message comes again, after ``delay`` seconds if given, and is not charged."""
+
+    def __init__(self, reason: str = "", delay: float | None = None) -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class GiveUp(Exception):
+    """Raised by a handler: the message is dead, and never comes again."""
+
+
+class Message(NamedTuple):
+    """A message, as its handler gets it."""
+
+    ticket_id: str
+    message_id: str
+    #: Grows with every delivery of the ticket. A store that keeps the largest one refuses older deliveries.
+    fence: int
+    attempt: int
+    task: str
+    payload: Any
+    #: ``{"attempt", "fence", "consumer", "cause"}`` of an attempt that was cut off; None: there was none.
+    lost: dict[str, Any] | None
+    #: Whether the consumer still holds the lease under which it was given this message.
+    holds: Callable[[], bool]
+
+
+class HttpConsumer:
+    """Handles the messages that masters give it over HTTP.
+
+    ``urls``: of one master or several, ``http://HOST:PORT``. ``handler`` is called with each `Message`: when it
+    returns, the message is done; when it raises, the message has failed, and comes again after its backoff. See also
+    `Refuse` and `GiveUp`.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        name: str,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = 1,
+        tasks: Sequence[str] | None = None,
+        subscription: str | None = None,
+        health_url: str | None = None,
+        token: str | None = None,
+        context: ssl.SSLContext | None = None,
+        wait_s: float = 20.0,
+        exit_when_lost: bool = True,
+    ) -> None:
+        self._calls = Calls([urls] if isinstance(urls, str) else list(urls), token, context)
+        self._name = name
+        self._handler = handler
+        self._concurrency = concurrency
+        about = {"tasks": tasks, "subscription": subscription, "healthURL": health_url}
+        self._registration = {"name": name, "concurrency": concurrency}
+        self._registration |= {key: value for key, value in about.items() if value is not None}
+        self._wait_s = wait_s
+        self._exit_when_lost = exit_when_lost
+        self._incarnation = ""
+        self._lease_ms = 0
+        #: By the clock of `now_ns`; 0: the lease is over.
+        self._deadline_ns = 0
+        self._wants = "go on"
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+        #: Fences of the messages that it was given and has not acknowledged, of this incarnation.
+        self._held: set[int] = set()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        #: How many handlers run now.
+        self._running = 0
+        self._work: queue.SimpleQueue[tuple[str, Message] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._cancel: Callable[[], None] = lambda: None
+
+    # -- for the caller ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> HttpConsumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Makes `run` finish its messages, leave, and return. Safe in signal handlers and other threads."""
+        self._stopping.set()
+        self._cancel()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the lease holds, as far as this process may trust it."""
+        return now_ns() < self._deadline_ns
+
+    def run(self) -> None:
+        """Registers, and handles messages until `stop`. Raises `HttpProblem` when the masters refuse it."""
+        threads = [threading.Thread(target=self._handle, daemon=True) for _ in range(self._concurrency)]
+        threads += [threading.Thread(target=call, daemon=True) for call in (self._acknowledge, self._beat)]
+        try:
+            self._register()
+            for thread in threads:
+                thread.start()
+            while not self._stopping.is_set():
+                self._receive()
+            self._finish()
+        finally:
+            self._over.set()
+            self._leave()
+            for _ in range(self._concurrency):
+                self._work.put(None)
+            self._finished.put(None)
+            self._calls.close()
+
+    # -- the lease -----------------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        while not self._stopping.is_set():
+            sent = now_ns()
+            try:
+                found = self._calls.call(
+                    "POST", "/api/consumers/register", self._registration, goes_on=self._goes_on, wait_s=60
+                )
+            except (OSError, HTTPException):
+                return
+            self._lease_ms = found["lease_ms"]
+            deadline_ns = self._deadline_after(sent)
+            if now_ns() >= deadline_ns:
+                # The call waited for the end of an older lease.
+                deadline_ns = self._renew(found["incarnation"])
+            if not deadline_ns:
+                continue
+            with self._lock:
+                self._incarnation, self._deadline_ns = found["incarnation"], deadline_ns
+                self._held.clear()
+                self._wants = "go on"
+            logger.info("registered as %s, incarnation %s", self._name, self._incarnation)
+            return
+
+    def _goes_on(self) -> bool:
+        return not self._stopping.is_set()
+
+    def _deadline_after(self, sent: int) -> int:
+        return sent + int(self._lease_ms * (1 - MARGIN) * 1e6)
+
+    def _renew(self, incarnation: str) -> int:
+        """Renews the lease. Returns the new deadline; 0: the lease is over, or no master answers."""
+        sent = now_ns()
+        path = f"/api/consumers/{quote(self._name)}/heartbeat"
+        try:
+            found = self._calls.call(
+                "POST", path, {"incarnation": incarnation}, goes_on=lambda: False, answer_s=self._lease_ms / 3000
+            )
+        except (OSError, HTTPException):
+            return 0
+        except HttpProblem as problem:
+            if problem.status in OVER:
+                self._lose(incarnation)
+            return 0
+        deadline_ns = self._deadline_after(sent)
+        with self._lock:
+            if incarnation == self._incarnation:
+                self._deadline_ns = deadline_ns
+                self._wants = found["wants"]
+        return deadline_ns
+
+    def _beat(self) -> None:
+        """The thread that renews the lease, and notices its end."""
+        while not self._over.is_set():
+            period_s = self._lease_ms / 1000 / RENEWALS
+            left_s = (self._deadline_ns - now_ns()) / 1e9
+            if not self._incarnation:
+                self._over.wait(0.05)
+            elif left_s <= 0:
+                self._lose(self._incarnation)
+            elif self._renew(self._incarnation):
+                self._over.wait(period_s)
+            else:
+                self._over.wait(min(0.1, max(0.0, left_s)))
+
+    def _lose(self, incarnation: str) -> None:
+        """The lease is over: stops what runs. `_receive` registers again."""
+        with self._lock:
+            if incarnation != self._incarnation:
+                return
+            self._incarnation, self._deadline_ns = "", 0
+            running = self._running
+            self._changed.notify_all()
+        logger.error("the lease of %s is over", self._name)
+        if running and self._exit_when_lost:
+            logger.critical("%d messages were being handled: this process ends", running)
+            os._exit(LOST_STATUS)
+
+    def _leave(self) -> None:
+        incarnation, self._incarnation, self._deadline_ns = self._incarnation, "", 0
+        if not incarnation:
+            return
+        path = f"/api/consumers/{quote(self._name)}/leave"
+        try:
+            self._calls.call("POST", path, {"incarnation": incarnation}, goes_on=lambda: False)
+        except (OSError, HTTPException, HttpProblem) as exc:
+            logger.warning("cannot leave, the lease will end by itself: %s", exc)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Receives messages once."""
+        incarnation = self._incarnation
+        if not incarnation:
+            self._register()
+            return
+        if self._wants == "leave":
+            self._finish()
+            self._leave()
+            return
+        with self._changed:
+            free = self._concurrency - len(self._held)
+            if not free or self._wants == "quiet":
+                self._changed.wait(0.2)
+                return
+            has = sorted(self._held)
+        query: list[tuple[str, Any]] = [("consumer", self._name), ("incarnation", incarnation)]
+        query += [("max", free), ("wait", self._wait_s), *(("has", fence) for fence in has)]
+        self._cancel = self._calls.canceller()
+        if self._stopping.is_set():
+            return
+        try:
+            path = f"/api/messages/next?{urlencode(query)}"
+            found = self._calls.call("GET", path, goes_on=lambda: False, wait_s=self._wait_s)
+        except HttpProblem as problem:
+            if problem.status in OVER:
+                self._lose(incarnation)
+            elif problem.status != 503:
+                raise
+            else:
+                self._stopping.wait(0.2)
+            return
+        except (OSError, HTTPException):
+            self._stopping.wait(0.2)
+            return
+        for item in found["messages"]:
+            self._take(incarnation, item)
+
+    def _take(self, incarnation: str, item: dict[str, Any]) -> None:
+        fence = item["fence"]
+        with self._lock:
+            if incarnation != self._incarnation or fence in self._held or self._stopping.is_set():
+                return
+            self._held.add(fence)
+        known: dict[str, Any] = {name: item.get(name) for name in Message._fields if name != "holds"}
+        message = Message(**known, holds=lambda: self._incarnation == incarnation and self.holds)
+        self._work.put((incarnation, message))
+
+    def _handle(self) -> None:
+        """A thread that runs handlers."""
+        while (work := self._work.get()) is not None:
+            incarnation, message = work
+            with self._lock:
+                # Checked under the lock: `_lose` counts what runs under it.
+                if incarnation != self._incarnation or not self.holds:
+                    continue
+                self._running += 1
+            try:
+                outcome = self._outcome_of(message)
+            finally:
+                with self._lock:
+                    self._running -= 1
+            said = {"consumer": self._name, "incarnation": incarnation}
+            self._finished.put(
+                (incarnation, {**said, "message_id": message.message_id, "fence": message.fence, **outcome})
+            )
+
+    def _outcome_of(self, message: Message) -> dict[str, Any]:
+        try:
+            self._handler(message)
+        except Refuse as exc:
+            delay = {} if exc.delay is None else {"delay": float(exc.delay)}
+            return {"outcome": "refused", "error": str(exc), **delay}
+        except GiveUp as exc:
+            return {"outcome": "dead", "error": str(exc)}
+        except Exception as exc:
+            logger.exception("message %s of ticket %s failed", message.message_id, message.ticket_id)
+            return {"outcome": "failed", "error": f"{type(exc).__name__}: {exc}"}
+        return {"outcome": "done"}
+
+    def _acknowledge(self) -> None:
+        """The thread that acknowledges: many messages in one call, when there are many."""
+        while (first := self._finished.get()) is not None:
+            some = [first]
+            while len(some) < MOST_ITEMS and not self._finished.empty():
+                more = self._finished.get()
+                if more is None:
+                    self._finished.put(None)
+                    break
+                some.append(more)
+            incarnation = some[-1][0]
+            items = [item for of, item in some if of == incarnation]
+            try:
+                if incarnation == self._incarnation:
+                    self._send(incarnation, items)
+            except (OSError, HTTPException, HttpProblem) as exc:
+                logger.warning("%d messages cannot be acknowledged, and come again: %s", len(items), exc)
+            with self._changed:
+                self._held.difference_update(item["fence"] for item in items)
+                self._changed.notify_all()
+
+    def _send(self, incarnation: str, items: list[dict[str, Any]]) -> None:
+        def goes_on() -> bool:
+            return incarnation == self._incarnation and self.holds
+
+        found = self._calls.call("POST", "/api/messages/acknowledge", items, goes_on=goes_on)
+        for result in found["results"]:
+            if result["status"] != 200:
+                logger.warning("the outcome of %s was refused: %s", result["message_id"], result.get("detail"))
+
+    def _finish(self) -> None:
+        """Waits until what was received is acknowledged, or the lease is over."""
+        incarnation = self._incarnation
+        with self._changed:
+            while self._held and incarnation and incarnation == self._incarnation:
+                self._changed.wait(0.2)
