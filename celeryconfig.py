@@ -83,6 +83,7 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_http_max_body = 4194304          bytes of the body of one HTTP request (`bridge run --http`)
 # bridge_http_max_polls = 10000           long polls, and connections, of HTTP clients to one master; more are answered
 # bridge_http_max_connections = 12000     with 503
+# bridge_on_dead_notify = {}              nobody is told of dead letters; see docs/howto/notices.md
 # bridge_schedule = {}                    no recurring messages; see docs/howto/schedule.md
 # bridge_http_health_networks = []        networks of the health URLs of HTTP consumers that a master may ping; none
 # bridge_max_lag = {}                     no limit: what falls behind keeps its messages in the stream. {"count": …},

@@ -108,6 +108,16 @@ class LaneKeys:
         return f"{self.prefix}:dead"
 
     @cached_property
+    def notices(self) -> str:
+        """Hash of the notices about dead letters (`bridge.routing.notices`): up to which letter they were sent, counts,
+        and the error of the last request.
+
+        The leader writes it while ``bridge_on_dead_notify`` has a URL. Lives as long as the lane; a fixed set of
+        fields.
+        """
+        return f"{self.prefix}:notices"
+
+    @cached_property
     def counts(self) -> str:
         """Hash counter name -> integer, counted since the lane began (`done`, `failed`, `dead` …). A fixed set of
         fields.
@@ -239,6 +249,7 @@ class LaneKeys:
             self.consumers: "leader",
             self.dead: "operator",
             self.counts: "leader",
+            self.notices: "leader",
             self.history: "leader",
             self.drains: "leader",
             self.floor: "leader",

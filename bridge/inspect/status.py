@@ -21,6 +21,7 @@ from bridge.protocol.unserved import UnservedTask, read_unserved
 from bridge.routing.groups import Group, group_in, pending_summary, unless_missing
 from bridge.routing.ids import id_key, younger_than
 from bridge.routing.leadership import read_token
+from bridge.routing.notices import Notices, notices_in
 from bridge.routing.numbers import count, duration
 from bridge.routing.records import PARKED
 from bridge.routing.text import one_line
@@ -99,6 +100,8 @@ class LaneStatus:
     master: dict[str, Any] = field(default_factory=dict)
     #: Tasks that messages wait for, because no live consumer can run them.
     unserved: tuple[UnservedTask, ...] = field(default=())
+    #: What was sent to the receiver of dead letters; None: there was none.
+    notices: Notices | None = None
     #: What keeps the lane from moving, and what to do: one sentence each.
     problems: tuple[str, ...] = field(default=())
 
@@ -139,6 +142,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         pipe.hgetall(keys.drains)
         pipe.hgetall(keys.unserved)
         pipe.hgetall(keys.about)
+        pipe.hgetall(keys.notices)
         pipe.execute_command("XINFO", "STREAM", keys.stream)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
         pipe.execute_command("XPENDING", keys.stream, keys.group)
@@ -152,7 +156,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
             raise reply
     time_, info, token, leader_left, retries, late, *replies = replies
     overtaking, first_overtaking, holding, first_holding, dead, outcomes, length, *hashes = replies
-    counts, registered, drains, unserved, about = hashes
+    counts, registered, drains, unserved, about, notices = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
     registrations = registrations_of(registered)
     pending = Pending.of(pending_raw, lane, registrations, late)
@@ -207,6 +211,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         app=about[b"app"].decode() if b"app" in about else None,
         format=int(about[b"format"]) if b"format" in about else None,
         master=leaders_facts(about.get(b"master")),
+        notices=notices_in(notices),
     )
     waits = (_unserved(one, now_ms) for one in status.unserved)
     problems = (*_problems(status, lane, commands), *waits, *_differing(status, registrations))
@@ -255,6 +260,9 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
     problems += reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands)
+    if status.notices is not None and status.notices.error:
+        error = one_line(status.notices.error)
+        problems.append(f"the receiver of dead letters (bridge_on_dead_notify) does not get them: {error}")
     if status.parked:
         held = f", with {count(status.parked_messages, 'message')} waiting" if status.parked_messages else ""
         problems.append(

@@ -27,6 +27,7 @@ from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
 from bridge.leader.consumers.queues import Queues
 from bridge.leader.consumers.reroute import Reroute
+from bridge.leader.duties.dead_log import DeadLog
 from bridge.leader.duties.intake import Intake
 from bridge.leader.duties.lag import Lag
 from bridge.leader.duties.operator_orders import OperatorOrders
@@ -138,7 +139,8 @@ class Leader:
             if place is not None and isinstance(lane, ChainedLane)
             else Steps(term, lane, self._planner, envelopes, settling)
         )
-        steps.after_write.append(self._intake.settled)
+        self._dead_log = DeadLog()
+        steps.after_write += (self._intake.settled, self._dead_log.settled)
         steps.after_write.append(HttpWakes(term, lane).written)
         reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
         delayed = self._delayed = Delayed(term, lane, steps, reading)
@@ -424,6 +426,7 @@ class Leader:
         began = time.monotonic()
         due = self.lease_watch.look_at = began + LEASE_CHECK_S
         self._intake.look()
+        self._dead_log.look()
         self._lag.look()
         self.lease_watch.look()
         self._breakers.look()

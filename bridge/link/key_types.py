@@ -31,6 +31,7 @@ TYPES = {
     "consumers": "hash",
     "dead": "stream",
     "counts": "hash",
+    "notices": "hash",
     "history": "stream",
     "drains": "hash",
     "floor": "string",

@@ -114,6 +114,11 @@ class LaneMaster:
         return self._app_lane.name
 
     @property
+    def id_suffix(self) -> str:
+        """What follows the stream ids in the ids of its messages."""
+        return self._app_lane.id_suffix
+
+    @property
     def title(self) -> str:
         return self._app_lane.title
 

@@ -24,6 +24,7 @@ from bridge.leader.picture.chain import chain_of
 from bridge.link.connections import check_server, client
 from bridge.link.health import EVERY_S, Health
 from bridge.link.outage import OutageLog
+from bridge.master.dead_notices import DeadNotices
 from bridge.master.election import answer_s
 from bridge.master.first_group import begin_group
 from bridge.master.lane_master import LaneMaster
@@ -129,6 +130,7 @@ class Lineup:
         newest = sorted(
             (lane for lane in all_lanes if not lane.newer), key=lambda lane: (lane.name, lane.partition or 0)
         )
+        self._dead_notices = DeadNotices(app, self._lanes)
         self._schedule = Schedule(app, self._lanes, [lane.settings.keys.leader for lane in newest])
 
     def _announcing(self, title: str, *, alone: bool) -> Callable[[str], None]:
@@ -143,6 +145,7 @@ class Lineup:
         """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
         self._schedule.stop()
+        self._dead_notices.stop()
         self._leads.stop()
 
     def run(self, healthy: Callable[[], None]) -> None:
@@ -156,6 +159,7 @@ class Lineup:
         self._sleepers.start()
         self._leads.start()
         self._schedule.start()
+        self._dead_notices.start()
         try:
             while not self._stop.wait(EVERY_S):
                 if self._turns():

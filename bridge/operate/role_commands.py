@@ -15,6 +15,7 @@ from bridge.routing import (
     http_consumers,
     leadership,
     membership,
+    notices,
     producing,
     pushes,
     retention,
@@ -40,7 +41,7 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, transitions, http_consumers, retention, ticks),
+    Role.MASTER: (leadership, notices, transitions, http_consumers, retention, ticks),
     Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
 }

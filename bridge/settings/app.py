@@ -15,6 +15,7 @@ from bridge.routing.errors import ConfigurationError
 from bridge.routing.partitions import MOST
 from bridge.settings.address import address_of, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
+from bridge.settings.dead_notify import DeadNotify
 from bridge.settings.lag import LagLimit
 from bridge.settings.lane import BreakerLimits, LaneSettings
 from bridge.settings.retries import Backoff
@@ -71,6 +72,9 @@ class Settings(BaseModel):
         description="Recurring messages: a dict from name to entry. An entry has `task`, `ticket` (or a list), "
         "`payload`, and either `crontab` or `every`; see below. A leader pushes them, each tick once.",
     )
+    on_dead_notify: DeadNotify = Field(
+        default=DeadNotify(), description="Who is told of dead letters, by signed HTTP requests."
+    )
     serve: tuple[str, ...] | None = Field(
         default=None,
         description="The subscriptions that a worker of this app serves. None: all. The environment variable "
@@ -102,6 +106,11 @@ class Settings(BaseModel):
         le=1_000_000,
         description="Most connections of HTTP clients to one master. More are answered with 503 and closed.",
     )
+
+    @field_validator("on_dead_notify", mode="before")
+    @classmethod
+    def _notify_of_mapping(cls, value: object) -> object:
+        return dict(value) if isinstance(value, Mapping) else value
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -245,13 +254,14 @@ def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
                 "max_lag": LagLimit,
                 "backoff": Backoff,
                 "schedule": Scheduled,
+                "on_dead_notify": DeadNotify,
             }
             fields = models[str(parts[0])].model_fields
             near = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
             problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")
             continue
         shown = repr(error.get("input"))
-        # A URL may hold a password.
-        given = "" if "url" in where or len(shown) > 80 else f" (it is {shown})"
+        # A URL may hold a password, and a notice's setting a secret.
+        given = "" if "url" in where or "notify" in where or len(shown) > 80 else f" (it is {shown})"
         problems.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
     return "; ".join(problems)

@@ -485,6 +485,15 @@ SCRIPT_MUTATIONS = [
         "if redis.call('GET', KEYS[2 + leaders]) ~= ARGV[2] then",
         "if false then",
     ),
+    # -- notices of dead letters -------------------------------------------------------------------------------------
+    _script(
+        "who leads no more notes what was told",
+        "I8",
+        f"{LUA}/notified.lua",
+        "test_notices::test_only_the_leader_notes_what_was_told",
+        _ASKS,
+        _SOMEBODY,
+    ),
     # -- promise 5 ---------------------------------------------------------------------------------------------------
     _script(
         "a death notice does not count messages of other lanes",

@@ -213,6 +213,10 @@ def view(lane: LaneStatus, commands: Advice) -> RenderableType:
     facts.add_row("retrying", f"{lane.awaiting_retry:,}")
     facts.add_row("delayed", _delayed(lane, commands))
     facts.add_row("dead", f"{lane.dead:,}" + (f" ({commands.bridge('dead', 'list')})" if lane.dead else ""))
+    if lane.notices is not None:
+        sent = lane.notices
+        tries = f", {count(sent.failed, 'request')} failed" if sent.failed else ""
+        facts.add_row("notices", f"{count(sent.told, 'dead letter')} sent{tries}")
     facts.add_row("parked", _parked(lane, commands))
     facts.add_row("oldest", "nothing undone" if lane.oldest_undone_ms is None else duration(lane.oldest_undone_ms))
     usual = {name: number for name, number in lane.counters.items() if number and name not in TROUBLE}

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.pages.reader import Reader, steps
 
 HOWTO = Path(__file__).parents[3] / "docs" / "howto"
-PAGES = ["pending.md", "schedule.md"]
+PAGES = ["pending.md", "schedule.md", "notices.md"]
 
 
 @pytest.mark.slow
