@@ -53,15 +53,15 @@ def note_told(client: Redis, keys: LaneKeys, token: str, now_ms: int, *, to: str
 
     Raises `NotLeading`.
     """
-    return note_request(client, keys, token, now_ms, to=to, letters=letters)
+    return notified(client, keys, token, now_ms, to=to, letters=letters)
 
 
 def note_failed(client: Redis, keys: LaneKeys, token: str, now_ms: int, error: str) -> None:
     """Notes that a request failed. Raises `NotLeading`."""
-    note_request(client, keys, token, now_ms, failed=1, error=error)
+    notified(client, keys, token, now_ms, failed=1, error=error)
 
 
-def note_request(
+def notified(
     client: Redis,
     keys: LaneKeys,
     token: str,

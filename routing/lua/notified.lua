@@ -2,8 +2,8 @@
 --
 -- From -> to: no message changes its state.
 -- KEYS: 1 leader, 2 notices (`bridge.routing.keys.LaneKeys.notices`), 3 dead letters.
--- ARGV: token, last letter that was told ('' = none in this call), letters that were told, requests that failed, error of
---       the last request ('' = it did not fail), time (Unix ms).
+-- ARGV: token, last letter that was told ('' = none in this call), letters that were told, requests that failed, error
+--       of the last request ('' = it did not fail), time (Unix ms).
 -- Returns: {'OK', last letter that was told}: where nothing was noted before, the newest letter that there is;
 --          {'DEPOSED'}: the caller does not lead any more; nothing was changed.
 -- Keeps: I8, I9 (a fixed set of fields). Bound: O(1).
