@@ -20,7 +20,8 @@ from bridge.app.installed import bridge_of
 from bridge.link.connections import client
 from bridge.master.process import Master
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.outcome import dead_letters, lanes_here, wait_until_done
+from bridge.testing.due import make_due
+from bridge.testing.outcome import app_lanes_here, dead_letters, lanes_here, wait_until_done
 from bridge.testing.pointing import pointed_at
 
 
@@ -68,6 +69,13 @@ class Lane:
     def wait(self, timeout_s: float = 30.0) -> None:
         """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
         wait_until_done(self.redis, lanes_here(self.app, self.redis), timeout_s)
+
+    def make_due(self, timeout_s: float = 30.0) -> int:
+        """Makes every delayed message that was pushed due now. Returns how many there were.
+
+        Raises `TimeoutError` when the master does not read what was pushed, and `OrderFailed`.
+        """
+        return make_due(self.redis, app_lanes_here(self.app, self.redis), timeout_s)
 
     def dead_letters(self) -> list[dict[str, str]]:
         """The messages that were given up, oldest first, with the fields of their letters."""

@@ -10,7 +10,7 @@ from celery import Celery
 from redis import Redis
 
 from bridge.app.installed import bridge_of
-from bridge.app.lanes import lanes_of
+from bridge.app.lanes import AppLane, lanes_of
 from bridge.routing.layouts import find_layout
 from bridge.settings.lane import LaneSettings
 
@@ -20,9 +20,14 @@ LANE_CHECK_S = 0.02
 
 def lanes_here(app: Celery, redis: Redis) -> list[LaneSettings]:
     """The lanes of ``app``, on the partitions of the stream as it is."""
+    return [lane.settings for lane in app_lanes_here(app, redis)]
+
+
+def app_lanes_here(app: Celery, redis: Redis) -> Sequence[AppLane]:
+    """The same, with what the app says of them."""
     found = bridge_of(app)
     found.take_layout(find_layout(redis, found.settings.lane.stream, found.settings.partitions))
-    return [lane.settings for lane in lanes_of(app)]
+    return lanes_of(app)
 
 
 def wait_until_done(redis: Redis, lanes: Sequence[LaneSettings], timeout_s: float) -> None:
@@ -56,7 +61,10 @@ def _undone(redis: Redis, lane: LaneSettings) -> str | None:
         last: Any = redis.xrevrange(lane.stream, count=1)
         if _key(last[0][0]) > _key(group["last-delivered-id"]):
             return "messages that were not read"
-    return f"{group['pending']} pending messages" if group["pending"] else None
+    if not group["pending"]:
+        return None
+    delayed: Any = redis.zcard(lane.keys.delayed)
+    return f"{group['pending']} pending messages{f', {delayed} of them delayed' if delayed else ''}"
 
 
 def _key(id_: bytes) -> tuple[int, int]:

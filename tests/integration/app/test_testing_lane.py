@@ -80,3 +80,27 @@ def test_messages_that_do_not_end_are_named(bridge_lane: Callable[..., Lane]) ->
         lane.wait(0.5)
     go_on.set()
     lane.wait()
+
+
+def test_delayed_messages_can_be_made_due(bridge_lane: Callable[..., Lane]) -> None:
+    app = make_app()
+    app.conf.bridge_partitions = 2
+    seen: list[Any] = []
+
+    @app.task(name="shop.remind", lazy=False, shared=False)
+    def remind(ticket_id: str, payload: Any) -> None:
+        seen.append((ticket_id, payload))
+
+    lane = bridge_lane(app)
+    remind.push_many([("A", 1), ("A", 3, {"delay": 7200}), ("A", 2, {"delay": 3600}), ("B", 1, {"delay": 60})])
+    remind.push_many([("C", 1, {"delay": 600, "hold": True}), ("C", 2)])
+    with pytest.raises(TimeoutError, match="pending messages, "):
+        lane.wait(0.2)
+    assert lane.make_due() == 4
+    lane.wait()
+    assert lane.make_due() == 0
+    assert {ticket: [n for one, n in seen if one == ticket] for ticket in "ABC"} == {
+        "A": [1, 2, 3],
+        "B": [1],
+        "C": [1, 2],
+    }

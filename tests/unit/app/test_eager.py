@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -73,6 +74,39 @@ def test_all_forms_of_a_push_run_in_the_order_of_their_pushes(app: Any) -> None:
     ids += asyncio.run(task.apush_many([("A", {"n": 5})]))
     assert seen == [(ticket, id_, 1) for ticket, id_ in zip("AA7AA", ids, strict=True)]
     assert ids == sorted(set(ids), key=lambda id_: int(id_.partition("-")[0]))
+
+
+def test_delayed_messages_are_handled_when_no_other_is_left(app: Any) -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=5)
+
+    def first(self: Any, ticket_id: str, payload: Any) -> None:
+        seen.append((ticket_id, payload))
+        if payload == "first":
+            self.push(ticket_id, "late", delay=3600)
+            self.push_many(
+                [(ticket_id, "eta", {"eta": soon}), (ticket_id, "plain"), ("U", "held", {"hold": True})], delay=9
+            )
+            self.push("U", "behind")
+            asyncio.run(self.apush(ticket_id, "soonest", delay=1))
+
+    task = declare(app, first)
+    task.push("T", "first")
+    assert [payload for _, payload in seen] == ["first", "held", "behind", "soonest", "eta", "plain", "late"]
+    # Nobody waits, and nothing is left over.
+    task.push("T", "alone", delay=60)
+    assert seen[-1] == ("T", "alone")
+
+
+def test_an_eager_push_refuses_a_time_that_cannot_be(app: Any) -> None:
+    task = declare(app, save)
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    with pytest.raises(ValueError, match="is past"):
+        task.push("T", {}, eta=past)
+    with pytest.raises(ValueError, match="eta is past, and no such push was made under this idempotency key"):
+        task.push("T", {}, eta=past, idempotency_key="k")
+    with pytest.raises(TypeError, match="delay must be a number"):
+        task.push_many([("T", {}, {"delay": "1"})])
+    assert seen == []
 
 
 def test_an_eager_push_refuses_what_a_real_one_refuses(app: Any) -> None:
