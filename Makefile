@@ -114,7 +114,7 @@ docs: pages ## The pages as HTML in docs/_build/html; a dead link or a missing r
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-screenshots: $(READY) ## The pictures of the pages, taken anew from a stack at work; needs Chromium
+screenshots: $(READY) ## The pictures of the pages, taken again from a stack at work; needs Chromium
 	$(BIN)/python docs/screenshots.py
 
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket

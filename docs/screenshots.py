@@ -28,7 +28,7 @@ PICTURES = ROOT / "docs" / "pictures"
 BIN = Path(sys.executable).parent
 COLUMNS = 86
 
-#: Fewer than the history keeps, whatever its entries look like: the report must have all of them.
+#: Fewer than the history keeps: the report must have all of them.
 EVENTS = 12_000
 #: They come in so many parts, so many seconds apart: a lane at work, and not one that empties a full stream.
 PARTS, APART_S = 10, 3.0
