@@ -57,6 +57,8 @@ class What(Enum):
     SKIPPED = "skipped"
     #: An outcome had another fence than the current one, and was refused.
     STALE = "stale"
+    #: Others overtake it until it is due. ``dispatched ms`` is its due time.
+    DELAYED = "delayed"
     #: It was delayed, and is due: it takes its place in the order of its ticket. ``dispatched ms`` is its due time.
     DUE = "due"
     #: It was delayed, and an operator cancelled it before it was begun: the last row.

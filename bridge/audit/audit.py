@@ -54,6 +54,7 @@ COUNTED = {
     "replayed": (What.REPLAYED,),
     "left_out": (What.LEFT_OUT,),
     "skipped": (What.SKIPPED,),
+    "cancelled": (What.CANCELLED,),
 }
 
 

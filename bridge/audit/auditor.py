@@ -23,7 +23,7 @@ from bridge.audit.findings import EXAMPLES, Findings
 from bridge.audit.messages import Messages
 from bridge.audit.missing_rows import MissingRows
 from bridge.routing.history import Delivery, What
-from bridge.routing.ids import IdKey, id_key
+from bridge.routing.ids import IdKey, id_key, late_place
 
 #: How far the clocks of two machines may differ, in ms.
 CLOCK_SKEW_MS = 100
@@ -181,8 +181,10 @@ class Auditor:
                 self._refused(row)
             elif row.what is What.REPLAYED:
                 self._replayed(row)
-            elif row.what in (What.LEFT_OUT, What.SKIPPED):
+            elif row.what in (What.LEFT_OUT, What.SKIPPED, What.CANCELLED):
                 self._left_out(row)
+            elif row.what in (What.DELAYED, What.DUE):
+                self._delayed(row)
             else:
                 self._delivered(row)
                 if row.what is What.RETURNED:
@@ -244,7 +246,7 @@ class Auditor:
         self._check.attempt(row, key)
         self._check.fence(trail, row)
         self._check.times(trail, row)
-        if row.what in _RAN and key > trail.last:
+        if row.what in _RAN and key > trail.last and id_ not in messages.delayed:
             trail.last = key
         if row.what is What.DONE or row.what is What.DROPPED or row.what is What.DEAD:
             messages.finish(id_)
@@ -268,13 +270,27 @@ class Auditor:
         self._messages.dead.add(id_)
 
     def _left_out(self, row: Delivery) -> None:
-        """An entry that the lane did not want, or skipped. It had no delivery, so it breaks no order."""
+        """An entry that the lane did not want, skipped, or that was cancelled. It breaks no order."""
         if row.message_id in self._messages.dead:
             self.report(Check.REPEATED, row.ticket, row.message_id, f"it was {row.what.value}, and was dead already")
         if row.what is What.LEFT_OUT and row.message_id in self._messages.wanted:
             text = "it was left out, and the lane wants it, by its filter and its tasks as they are now"
             self.report(Check.WITHHELD, self.ticket_of(row.message_id), row.message_id, text)
         self._messages.finish(row.message_id)
+
+    def _delayed(self, row: Delivery) -> None:
+        """A message that others overtake, or that was overtaken and takes its place now."""
+        id_, messages = row.message_id, self._messages
+        trail = messages.trail(row.ticket)
+        messages.undone[id_] = trail
+        messages.dead.discard(id_)
+        if row.what is What.DELAYED:
+            messages.delayed[id_] = None
+            return
+        place = messages.delayed[id_] = late_place(row.dispatched_ms, id_)
+        if trail.replayed is None or id_ not in trail.replayed:
+            # A fence is the server's clock in us, so a later dispatch has a larger fence.
+            trail.come_late(id_, place, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
 
     def _replayed(self, row: Delivery) -> None:
         id_ = row.message_id

@@ -52,21 +52,30 @@ class DeliveryChecks:
                 self._report(Check.REORDERED, trail.name, id_, text)
 
     def order(self, trail: Trail, row: Delivery, key: IdKey) -> None:
-        """`Check.REORDERED`: compares with the undone and with the replayed messages of the ticket."""
+        """`Check.REORDERED`: compares with the undone, the replayed and the late messages of the ticket."""
         undone = trail.undone
         replayed = trail.replayed
-        known = self._messages.undone
-        while undone and (undone[0] not in known or (replayed is not None and undone[0] in replayed)):
+        known, delayed = self._messages.undone, self._messages.delayed
+        while undone and (
+            undone[0] not in known or undone[0] in delayed or (replayed is not None and undone[0] in replayed)
+        ):
             undone.popleft()
-        if undone and undone[0] != row.message_id and id_key(undone[0]) < key:
+        place = delayed.get(row.message_id) or key
+        if undone and undone[0] != row.message_id and id_key(undone[0]) < place:
             text = f"{row.what.value}, while the older message {undone[0]} of its ticket was undone"
             self._report(Check.REORDERED, trail.name, row.message_id, text)
-        if not replayed or not row.fence:
+        if not (replayed or trail.late) or not row.fence:
             return
         tried = self._messages.tries.get(row.message_id)
         if tried is None and not self._missing.begins_here(key):
             return  # it may have started before the replay, in rows that are missing
         first_fence = row.fence if tried is None or not tried[2] else tried[2]
+        late = [id_ for id_, (other, bound) in (trail.late or {}).items() if other < place and first_fence > bound]
+        if late:
+            text = f"first dispatched after {late[0]} was due, and {row.what.value} before {late[0]}"
+            self._report(Check.REORDERED, trail.name, row.message_id, text)
+        if not replayed:
+            return
         passed = [id_ for id_, bound in replayed.items() if first_fence > bound]
         if passed:
             text = f"first dispatched after {passed[0]} was replayed, and {row.what.value} before {passed[0]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.audit.trail import NONE, Trail
-from bridge.routing.ids import IdKey
+from bridge.routing.ids import IdKey, Place
 
 #: Returned fences that are remembered, at most.
 GIVEN_BACK = 100_000
@@ -21,6 +21,8 @@ class Messages:
         self.tries: dict[str, tuple[int, int, int]] = {}
         #: Undone messages that must not be left out.
         self.wanted: set[str] = set()
+        #: Message that was delayed -> its place; None: it is not due, and others may overtake it.
+        self.delayed: dict[str, Place | None] = {}
         #: Dead and refused messages that were not replayed.
         self.dead: set[str] = set()
         #: The latest fences that consumers gave back as never started -> ticket.
@@ -45,6 +47,8 @@ class Messages:
         trail = self.undone.pop(id_, None)
         self.tries.pop(id_, None)
         self.wanted.discard(id_)
+        if self.delayed.pop(id_, None) is not None and trail is not None and trail.late is not None:
+            trail.late.pop(id_, None)
         if trail is not None and trail.replayed is not None:
             trail.replayed.pop(id_, None)
 
@@ -59,6 +63,7 @@ class Messages:
         self.undone.clear()
         self.tries.clear()
         self.wanted.clear()
+        self.delayed.clear()
         self.dead.clear()
         for trail in self.trails.values():
             trail.forget_messages()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from bridge.routing.ids import IdKey, id_key
+from bridge.routing.ids import IdKey, Place, id_key
 
 #: Before all ids.
 NONE: IdKey = (-1, 0)
@@ -13,7 +13,7 @@ NONE: IdKey = (-1, 0)
 class Trail:
     """The state of one ticket by its rows so far: its undone messages, and a few numbers."""
 
-    __slots__ = ("fence", "finished_id", "finished_us", "host", "last", "name", "replayed", "undone")
+    __slots__ = ("fence", "finished_id", "finished_us", "host", "last", "late", "name", "replayed", "undone")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -29,6 +29,8 @@ class Trail:
         self.undone: deque[str] = deque()
         #: Replayed undone messages -> a fence. Dispatches with a smaller fence came before the replay.
         self.replayed: dict[str, int] | None = None
+        #: Undone messages that were delayed and are due -> their places, and a fence as in `replayed`.
+        self.late: dict[str, tuple[Place, int]] | None = None
 
     def add(self, id_: str, key: IdKey) -> None:
         """Adds an undone message."""
@@ -49,8 +51,15 @@ class Trail:
             self.replayed = {}
         self.replayed[id_] = bound
 
+    def come_late(self, id_: str, place: Place, bound: int) -> None:
+        """Adds a message that was delayed, and is due. ``bound``: as in `replay`."""
+        if self.late is None:
+            self.late = {}
+        self.late[id_] = (place, bound)
+
     def forget_messages(self) -> None:
         """Forgets the messages, because rows are missing. Fences and times stay: they only grow."""
         self.last = NONE
         self.undone.clear()
         self.replayed = None
+        self.late = None

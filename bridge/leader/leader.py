@@ -145,7 +145,7 @@ class Leader:
         reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
         delayed = self._delayed = Delayed(term, lane, steps, reading)
         pending = PendingList(term, lane)
-        self._lag = Lag(term, pending)
+        self._lag = Lag(term, lane, pending)
         first_messages = FirstMessages(term, lane, pending, settling)
         self._queues = Queues(term, lane, steps, settling)
         leases = Leases(clock, settings.lease)
@@ -299,6 +299,11 @@ class Leader:
             keys.stream, read_to, keys.outcomes, self._steps.last_outcome, keys.group, self._pending.expected
         )
 
+    @property
+    def due_in_s(self) -> float | None:
+        """In how many seconds a delayed message is to be moved; None: there is none."""
+        return self._delayed.timeout_s()
+
     def glance(self, redis: Any, wire: Wire, *, check: bool) -> bool:
         """A turn of a lane at rest, over connections that are lent. Returns whether it is still at rest.
 
@@ -308,6 +313,8 @@ class Leader:
             batch = Batch()
             self._steps.settle(wire.call(*self._steps.question()), batch)
             self._read_entries(batch)
+            if self.lane.next_due_ms is not None:
+                self._delayed.run(batch, has_read=False)
             self._steps.advance(batch)
             # Messages that the lane leaves out are done now.
             self._retention.remove()

@@ -8,6 +8,7 @@ read again when it wakes up. One thread has three connections for all lanes that
   order, and a consumer that comes, shuts down, or dies with a notice.
 - Every `LOOK_S` seconds, a look at the groups of their streams. It notices a group that was set back, destroyed, or
   whose entries were claimed, and a deleted stream.
+- When a delayed message is due, a glance.
 - Every `CHECK_S` seconds, for each lane, the checks that a leader that is awake makes each second: leases of consumers,
   drain orders, dead letters, retention by age, changes by hand.
 
@@ -100,6 +101,8 @@ class Sleepers:
         #: Lane -> how it was left, and when it is checked next (monotonic seconds).
         self._places: dict[Sleeper, SleepingPlace] = {}
         self._check_at: dict[Sleeper, float] = {}
+        #: Lane -> when its next delayed message is due (monotonic seconds), where there is one.
+        self._due_at: dict[Sleeper, float] = {}
         self._look_at = 0.0
         #: Whether the server was away.
         self._missed = False
@@ -167,7 +170,7 @@ class Sleepers:
             closed = self._closed
         now = time.monotonic()
         for lane in new:
-            self._places[lane] = lane.leader.sleeping_place
+            self._note(lane)
             # The checks of the lanes are spread over the interval.
             self._check_at[lane] = now + CHECK_S * (0.2 + 0.8 * (hash(lane.keys.prefix) % 997) / 997)
         if new:
@@ -180,6 +183,16 @@ class Sleepers:
 
     def _forget(self, lane: Sleeper) -> None:
         del self._places[lane], self._check_at[lane]
+        self._due_at.pop(lane, None)
+
+    def _note(self, lane: Sleeper) -> None:
+        """The lane sleeps on as it is now."""
+        self._places[lane] = lane.leader.sleeping_place
+        due_in_s = lane.leader.due_in_s
+        if due_in_s is None:
+            self._due_at.pop(lane, None)
+        else:
+            self._due_at[lane] = time.monotonic() + due_in_s
 
     def _turn(self) -> None:
         if self._missed:
@@ -188,7 +201,7 @@ class Sleepers:
         now = time.monotonic()
         if self._places and not self._blocking.asked:
             self._blocking.ask(*self._question())
-        due = min([self._look_at, *self._check_at.values()]) if self._places else now + BLOCK_S
+        due = min([self._look_at, *self._check_at.values(), *self._due_at.values()]) if self._places else now + BLOCK_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_here, selectors.EVENT_READ)
             if self._blocking.asked:
@@ -202,6 +215,8 @@ class Sleepers:
             for lane in self._named(self._blocking.answer()):
                 self._glance(lane)
         now = time.monotonic()
+        for lane in [lane for lane, at in self._due_at.items() if now >= at]:
+            self._glance(lane)
         if now >= self._look_at and self._places:
             self._look_at = now + LOOK_S
             for lane in self._changed():
@@ -270,7 +285,7 @@ class Sleepers:
                 logger.warning("reading the lane again: %s", exc)
                 rests, again = False, True
         if rests:
-            self._places[lane] = lane.leader.sleeping_place
+            self._note(lane)
             return
         self._forget(lane)
         lane.wake_up(again=again)

@@ -24,6 +24,7 @@ LEFT_OUT, SKIPPED = "left_out", "skipped"
 _OUTCOMES = {
     What.DONE: DONE, What.DROPPED: DROPPED,
     What.DEAD: DEAD, What.REFUSED: REFUSED, What.LEFT_OUT: LEFT_OUT, What.SKIPPED: SKIPPED,
+    What.CANCELLED: LEFT_OUT,
 }  # fmt: skip
 
 #: Rows that do not decide the outcome of their message.

@@ -7,7 +7,7 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 - ``park``: the leader reads nothing new until masters with a larger limit start. Unread messages count, so the lane
   comes within its limit by itself only when messages are removed by hand.
 
-What was read before is handled. So with ``skip`` the leader reads ahead at most half of the number; at most half of the
+Delayed messages do not count: nobody is late with them. What was read before is handled. So with ``skip`` the leader reads ahead at most half of the number; at most half of the
 bytes (`UNMEASURED` messages before their size is known); and, with an age, at most what the lane ends within half of it
 (`READ_COUNT` messages before that is known), and nothing while the oldest message that it has read is older than that.
 
@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
+from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.leader.stream.reading import READ_COUNT
 from bridge.routing.groups import Group, group_in, pending_summary
 from bridge.routing.ids import LAST_SEQUENCE, id_key, younger_than
 from bridge.routing.transitions import survey
 
 if TYPE_CHECKING:
+    from bridge.leader.picture.lane import Lane
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
 
@@ -51,8 +53,11 @@ COUNTED_S = 10.0
 class Lag:
     """Watches the lag of one lane, on the leader's thread."""
 
-    def __init__(self, term: Term, pending: PendingList) -> None:
+    def __init__(self, term: Term, lane: Lane, pending: PendingList) -> None:
         self._term = term
+        self._lane = lane
+        #: Messages that are pending and delayed: nobody is late with them.
+        self._delayed = 0
         self._pending = pending
         self._limit = term.settings.max_lag
         #: The oldest unread messages that must be skipped now.
@@ -79,12 +84,17 @@ class Lag:
     @property
     def room(self) -> int:
         """How many new entries may be read now."""
-        return sys.maxsize if self._ahead is None else self._ahead - self._pending.expected
+        return sys.maxsize if self._ahead is None else self._ahead - self._read_ahead
 
     @property
     def open(self) -> bool:
         """Whether new entries may be read."""
         return not self._parked and not self._stale and self.room > 0
+
+    @property
+    def _read_ahead(self) -> int:
+        """How many messages were read and are undone, without the delayed ones."""
+        return self._pending.expected - self._delayed
 
     def was_read(self, number: int) -> None:
         """Notes that so many new entries were read, to be handled."""
@@ -98,8 +108,9 @@ class Lag:
         self._say()
         if not self._limit or time.monotonic() < self._look_at:
             return
-        self._measure()
         term, keys = self._term, self._term.keys
+        self._delayed = int(term.wire.call("ZCARD", keys.delayed))
+        self._measure()
         try:
             group = group_in(term.wire.call("XINFO", "GROUPS", keys.stream), keys.group)
         except ResponseError:
@@ -109,7 +120,7 @@ class Lag:
             return
         most = self._most()
         self._ahead = self._most_ahead(most)
-        over = 0 if most is None else group.pending + self._unread(group, most) - most
+        over = 0 if most is None else group.pending - self._delayed + self._unread(group, most) - most
         if self._limit.age is not None:
             over = max(over, self._too_old(group, self._limit.age))
             self._stale = self._limit.then == "skip" and self._oldest_s() > self._limit.age / 2
@@ -132,7 +143,7 @@ class Lag:
 
     def _measure(self) -> None:
         """Looks at the size of messages, and at how many the lane ends in a second."""
-        now, pending = time.monotonic(), self._pending.expected
+        now, pending = time.monotonic(), self._read_ahead
         ended = self._were_pending + self._read - pending
         self._rate = max(self._rate * RATE_KEPT, ended / max(0.001, now - self._looked_at))
         self._looked_at, self._were_pending, self._read = now, pending, 0
@@ -185,9 +196,14 @@ class Lag:
 
     def _oldest_s(self) -> float:
         """Age of the oldest message that was read and is not done, in seconds; 0: there is none."""
-        keys = self._term.keys
-        oldest = pending_summary(self._term.wire.call("XPENDING", keys.stream, keys.group)).oldest
-        return 0.0 if oldest is None else (self._term.clock.server_ms() - id_key(oldest)[0]) / 1000
+        if self._lane.next_due_ms is not None or self._lane.has_late:
+            # The oldest pending one may be delayed, or may have been until now.
+            undone = oldest_undone(self._lane)
+        else:
+            keys = self._term.keys
+            oldest = pending_summary(self._term.wire.call("XPENDING", keys.stream, keys.group)).oldest
+            undone = None if oldest is None else id_key(oldest)
+        return 0.0 if undone is None else (self._term.clock.server_ms() - undone[0]) / 1000
 
     def _park(self, parked: bool) -> None:
         if parked and not self._parked:

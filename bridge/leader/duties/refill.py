@@ -208,7 +208,7 @@ class Refill:
         if len(place) > 2:
             message.options = replace(options, due_ms=place[0], hold=False)
         elif options.overtakes:
-            self._lane.delay(message.id, options.due_ms, batch)
+            self._lane.delay(message, options.due_ms, batch)
             return False
         else:
             set_due_times(self._term, [message])

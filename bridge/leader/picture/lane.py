@@ -114,12 +114,14 @@ class Lane(TicketRecords):
         if options.due_ms < self.late_before_ms:
             self.take_late(message, batch)
         else:
-            self.delay(message.id, options.due_ms, batch)
+            self.delay(message, options.due_ms, batch)
         return True
 
-    def delay(self, id_: str, due_ms: int, batch: Batch) -> None:
+    def delay(self, message: Message, due_ms: int, batch: Batch) -> None:
         """Others overtake this message until it is due. It costs nothing here until then."""
-        batch.delay(self._delayed_name, id_, due_ms)
+        batch.delay(self._delayed_name, message.id, due_ms)
+        if self._historical:
+            batch.history.append(row(message.id, What.DELAYED, ticket=message.ticket, dispatched_ms=due_ms))
         if self.next_due_ms is None or due_ms < self.next_due_ms:
             self.next_due_ms = due_ms
 
@@ -215,7 +217,7 @@ class Lane(TicketRecords):
         options = message.options
         if options is not None and options.overtakes:
             if options.due_ms > self.now_ms():
-                self.delay(message.id, options.due_ms, batch)
+                self.delay(message, options.due_ms, batch)
                 return
             batch.late += (options.due_ms, member_of(message.id))
             self.has_late = True

@@ -71,6 +71,6 @@ class DelayedEntries:
         batch = Batch()
         for message in read_messages(self._term, [("", id_) for id_ in ids if id_ not in known]):
             due_ms = message.options.due_ms if message.options is not None else 0
-            self._lane.delay(message.id, due_ms or id_key(message.id)[0], batch)
+            self._lane.delay(message, due_ms or id_key(message.id)[0], batch)
         if batch:
             self._steps.advance(batch)
