@@ -120,6 +120,24 @@ def test_an_order_reaches_a_lane_that_sleeps_and_a_parked_ticket_lets_it_sleep_o
     lanes.wait_done()
 
 
+def test_a_delayed_message_lets_its_lanes_sleep_and_wakes_them_when_it_is_due(lanes: SharedLanes) -> None:
+    seconds, us = lanes.redis.time()
+    due_ms = seconds * 1000 + us // 1000 + 2500
+    fields = {"ticket_id": "D", "payload": json.dumps({"n": 7}), "due": due_ms}
+    lanes.redis.xadd("ticket_stream", fields)
+    wait_until(
+        lambda: all(lanes.redis.zcard(lanes.keys[name].delayed) for name in NAMES), description="each lane to delay it"
+    )
+    wait_asleep(lanes.masters["m1"])
+    assert lanes.redis.time()[0] * 1000 < due_ms, "the machine is too slow for this test"
+    wait_until(
+        lambda: all(lanes.redis.lrange(f"{name}:D", 0, -1) == ["7"] for name in NAMES),
+        description="each lane to handle it",
+        timeout_s=10,
+    )
+    lanes.others += 1
+
+
 def test_a_group_that_is_set_back_while_its_lane_sleeps_is_put_back_and_nothing_runs_again(lanes: SharedLanes) -> None:
     def read_to() -> str:
         groups = {group["name"]: group for group in lanes.redis.xinfo_groups("ticket_stream")}

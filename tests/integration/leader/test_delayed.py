@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bridge.audit.audit import audit
 from bridge.operate.orders import give
 from bridge.protocol.orders import ChangeDelayed, DelayedAct, Park, Release
 from bridge.routing.ids import member_of
@@ -162,8 +163,9 @@ def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
             n += 1
         kill_at = now_ms(lane) + dice.randrange(200, 1000)
         wait_until(lambda kill_at=kill_at: now_ms(lane) >= kill_at, description="the time to kill", interval_s=0.005)  # type: ignore[misc]
-        name = str(lane.wait_leader()).split()[1]
-        victim = next((master for master in masters if master.name() in name), masters[0])
+        token = lane.wait_leader()
+        # The token may still be that of the one that was killed before.
+        victim = next((master for master in masters if f":{master.pid}:" in token), masters[0])
         victim.kill()
         victim.wait()
         victim.start()
@@ -172,3 +174,6 @@ def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
     assert found == {ticket: [number for _, number in sorted(those)] for ticket, those in expected.items()}, seed
     assert lane.count("done") == n
     assert_nothing_left(lane)
+    with lane.server.client(protocol=2) as client:
+        verdict = audit(client, lane.keys, since="0")
+    assert verdict.ok, (seed, verdict.examples)
