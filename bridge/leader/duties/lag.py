@@ -7,9 +7,10 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 - ``park``: the leader reads nothing new until masters with a larger limit start. Unread messages count, so the lane
   comes within its limit by itself only when messages are removed by hand.
 
-Delayed messages do not count: nobody is late with them. What was read before is handled. So with ``skip`` the leader reads ahead at most half of the number; at most half of the
-bytes (`UNMEASURED` messages before their size is known); and, with an age, at most what the lane ends within half of it
-(`READ_COUNT` messages before that is known), and nothing while the oldest message that it has read is older than that.
+Delayed messages do not count: nobody is late with them. What was read before is handled. So with ``skip`` the leader
+reads ahead at most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known);
+and, with an age, at most what the lane ends within half of it (`READ_COUNT` messages before that is known), and nothing
+while the oldest message that it has read is older than that.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.
