@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -264,6 +265,90 @@ def test_a_transfer_moves_tickets_to_another_consumer_between_two_messages(lane:
             assert other.acknowledge(moved).status == 200
             lane.wait_done(3)
             lane.assert_at_rest()
+
+
+def test_a_consumer_that_receives_nothing_gets_no_more(lane: HttpLane) -> None:
+    silent, other = lane.consumer("h1"), lane.consumer("h2")
+    with silent.beating(), other.beating():
+        for n in range(4):
+            lane.push(f"T{n}", {"n": 0})
+        for n in range(4):
+            lane.wait_done(n)
+            assert other.acknowledge(other.one(20)).status == 200
+        lane.wait_done(4)
+        assert lane.count("stalled") == 1
+        # It receives again, and takes part again
+        assert silent.next(1, 0) == []
+        lane.assert_at_rest()
+
+
+def test_on_a_split_stream_a_consumer_serves_all_partitions(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_CONF=json.dumps({"bridge_partitions": 4}))
+    lane.master("m1")
+    consumer = lane.consumer("h1", 3)
+    with consumer.beating():
+        port = lane.ports["m1"]
+        messages = [{"ticket_id": f"T{n}", "payload": {"n": 0}} for n in range(20)]
+        pushed = call(port, "POST", "/api/messages", messages).body["message_ids"]
+        done: list[str] = []
+
+        def handled() -> bool:
+            found = consumer.next(10, 1)
+            # Not more than its concurrency, over all partitions
+            assert len(found) <= 3
+            if found:
+                assert set(consumer.acknowledge_all([consumer.item(m) for m in found])) == {200}
+            done.extend(message["message_id"] for message in found)
+            return len(done) == 20
+
+        wait_until(handled, description="all to be handled", timeout_s=30)
+        assert sorted(done) == sorted(pushed)
+        assert len({id_.partition("@")[2] for id_ in done}) == 4
+    assert consumer.leave().status == 200
+    assert consumer.heartbeat().status == 410
+
+
+def test_with_several_subscriptions_a_consumer_names_one(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    conf = {"bridge_subscriptions": {"one": {"task": "counter.append"}, "two": {"task": "counter.add"}}}
+    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_CONF=json.dumps(conf))
+    lane.master("m1")
+    port = lane.ports["m1"]
+    path = "/api/consumers/register"
+    refused = call(port, "POST", path, {"name": "h1", "concurrency": 1})
+    assert (refused.status, "one, two" in refused.body["detail"]) == (400, True)
+    assert call(port, "POST", path, {"name": "h1", "concurrency": 1, "subscription": "three"}).status == 404
+    foreign = {"name": "h1", "concurrency": 1, "subscription": "one", "tasks": ["counter.add"]}
+    assert call(port, "POST", path, foreign).status == 400
+    consumers = [lane.consumer("h1", subscription=name) for name in ("one", "two")]
+    pushed = lane.push("T1", {"n": 0})
+    for consumer, task in zip(consumers, ("counter.append", "counter.add"), strict=True):
+        message = consumer.one()
+        assert (message["message_id"], message["task"]) == (pushed, task)
+        assert consumer.acknowledge(message).status == 200
+
+
+def test_registrations_that_are_malformed_are_refused(lane: HttpLane) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": "4"}, "concurrency"),
+        ({"concurrency": 1001}, "concurrency"),
+        ({"name": "a/b"}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "master"}, "name of the masters"),
+        ({"name": None}, "name"),
+        ({"tasks": []}, "tasks"),
+        ({"tasks": ["a\n"]}, "tasks"),
+        ({"task": "misspelt"}, "task"),
+    ]
+    for change, said in wrong:
+        body = {"name": "h1", "concurrency": 1, **change}
+        answer = call(lane.ports["m1"], "POST", "/api/consumers/register", body)
+        assert (answer.status, said in answer.body["detail"]) == (400, True), answer
+    assert not lane.redis.exists(lane.keys.consumers)
 
 
 def test_workers_and_http_consumers_serve_one_lane_side_by_side(lane: HttpLane) -> None:
