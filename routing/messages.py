@@ -51,6 +51,7 @@ class Refused(Enum):
     BAD_DUE = "the fields due and hold do not say when it is due"
     BAD_OPTION = "an option of the message cannot be read"
     FAULT = "it made a master raise"
+    DELIVERED = "delivered too often by other means"
     TRIMMED = "the entry was deleted from the stream before it was handled"
 
 

@@ -39,6 +39,7 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.outcome_pause import OutcomePause
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
+from bridge.leader.repair.foreign_deliveries import ForeignDeliveries
 from bridge.leader.repair.manual_changes import ManualChanges
 from bridge.leader.step.chained_steps import ChainedSteps
 from bridge.leader.step.steps import Steps
@@ -155,7 +156,7 @@ class Leader:
         self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
         self._pending = pending
         self._retention = Retention(term, steps)
-        self.manual_changes = ManualChanges(term, lane, steps, pending)
+        self.manual_changes = ManualChanges(term, lane, steps, pending, ForeignDeliveries(term, lane, settling))
         self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
         parts = (term, lane, steps, reading, pending, first_messages, self.manual_changes)
         self._rebuild = Rebuild(*parts, consumers, delayed)

@@ -100,6 +100,13 @@ class LaneSettings(BaseModel):
         le=1_000_000,
         description="Attempts before a message becomes a dead letter. A task may have its own.",
     )
+    max_deliveries: int | None = Field(
+        default=1000,
+        ge=2,
+        le=1_000_000_000,
+        description="Deliveries, as XPENDING counts them, beyond which a message becomes a dead letter when another "
+        "program has taken it from the bridge. None: never.",
+    )
     backoff: Backoff = Field(default=Backoff(), description="How long a failed message waits before its next attempt.")
     breaker: BreakerLimits = Field(
         default=BreakerLimits(), description="When messages of a task that fails for every ticket are held back."

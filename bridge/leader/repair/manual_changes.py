@@ -4,7 +4,7 @@ Only the leader changes the pending list. So a difference between the pending li
 outside:
 
 - Entries are pending under a name that no record explains (XCLAIM, an old consumer). They are claimed back to the
-  master.
+  master. Those that were taken very often are given up (`bridge.leader.repair.foreign_deliveries`).
 - Entries in flight are pending under another name, or not at all (XACK, XGROUP DELCONSUMER). They become pending again
   where they belong. An XACK by hand does not make a message done: only its outcome does. (An HTTP consumer may XACK
   what it was given: `bridge.leader.repair.own_acknowledgements`.)
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from bridge.leader.picture.lane import Lane
+    from bridge.leader.repair.foreign_deliveries import ForeignDeliveries
     from bridge.leader.step.steps import Steps
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
@@ -58,11 +59,12 @@ COMPARE_S = 2.0
 class ManualChanges:
     """Finds and repairs changes to one lane, on the leader's thread."""
 
-    def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList) -> None:
+    def __init__(self, term: Term, lane: Lane, steps: Steps, pending: PendingList, foreign: ForeignDeliveries) -> None:
         self._term = term
         self._lane = lane
         self._steps = steps
         self._pending = pending
+        self._foreign = foreign
         self._keys = term.keys
         self._delayed_entries = DelayedEntries(term, lane, steps, pending)
         steps.after_write.append(self.check_written)
@@ -214,6 +216,10 @@ class ManualChanges:
             if not known.issuperset(strange):
                 # They belong to parked tickets, to tickets with spilled messages, or to unknown tickets.
                 raise LaneConflict("entries were claimed back that the picture does not have")
+            batch = Batch()
+            if self._foreign.give_up(strange, batch):
+                self._steps.advance(batch)
+                return True
         misplaced: dict[str, list[str]] = {}
         self._deleted &= lane.in_flight.keys()
         for id_, ticket in lane.in_flight.items():

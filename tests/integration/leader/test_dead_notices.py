@@ -155,7 +155,7 @@ def test_a_dead_letter_is_told_signed_and_without_its_payload(shop: NoticeShop, 
     assert letter["error"] == "ValueError: no card 4711"
     assert "payload" not in letter
     assert "traceback" not in letter
-    wait_until(lambda: shop.notices()["told"] == "1", description="the notice to be noted")
+    wait_until(lambda: shop.notices().get("told") == "1", description="the notice to be noted")
     assert shop.notices()["told_to"] == letter["letter_id"]
     line = next(line for line in master.logs().splitlines() if "is dead" in line)
     assert f"message {id_} of ticket T1, task shop.work is dead: gave up after" in line
