@@ -66,8 +66,8 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_lease = 6.0                      seconds; see above
 # bridge_leader_lease = 5.0               length of the leader lease, in seconds; a standby takes over when it is over
 # bridge_max_attempts = 5                 attempts before a message goes to the dead letters; a task may have its own
-# bridge_max_deliveries = 1000            deliveries, as XPENDING counts them, beyond which a message that other programs
-#                                         take is a dead letter; None: never
+# bridge_max_deliveries = 1000            deliveries, as XPENDING counts them, beyond which a message that other
+#                                         programs take is a dead letter; None: never
 # bridge_on_dead = "skip"                 the ticket of a dead message goes on with the next one; "park": it stops
 # bridge_breaker = {"share": 0.9, "tickets": 20, "seconds": 60.0, "probe": 5.0}   a task's messages wait when so many
 #                                         different tickets failed within so many seconds, and those are this share of
