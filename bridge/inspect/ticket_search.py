@@ -40,11 +40,12 @@ from bridge.routing import records
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_key, member_of
 from bridge.routing.leadership import read_token
+from bridge.routing.message_options import BadOptionError, read_options
 from bridge.routing.numbers import duration
 from bridge.routing.records import PARK_AFTER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from redis import Redis
 
@@ -258,10 +259,12 @@ def _retry(
     own: frozenset[str] | None,
 ) -> Retry:
     id_ = record.ids[0]
+    fields = _fields_of(redis, settings, id_)
+    of_message = _own_max_attempts(id_, fields)
     return Retry(
         message_id=id_,
         attempt=record.attempt,
-        max_attempts=max_attempts(_task_of(redis, settings, lane, id_, own)),
+        max_attempts=of_message or max_attempts(_task_named(settings, lane, fields, own)),
         due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
         last_error=record.cause,
         is_held=record.attempt == 1 and redis.zscore(settings.keys.holding, member_of(id_)) is not None,
@@ -272,8 +275,25 @@ def _task_of(redis: Redis, settings: LaneSettings, lane: _Lane, id_: str, own: f
     """The task that handles message ``id_``, by the leader's rule (`bridge.routing.messages`). None: the lane has no
     default task, and the message names none, or the entry is gone.
     """
+    return _task_named(settings, lane, _fields_of(redis, settings, id_), own)
+
+
+def _fields_of(redis: Redis, settings: LaneSettings, id_: str) -> Sequence[bytes]:
     entries = redis.execute_command("XRANGE", settings.keys.stream, id_, id_)
-    fields = entries[0][1] if entries else ()
+    found: Sequence[bytes] = entries[0][1] if entries else ()
+    return found
+
+
+def _own_max_attempts(id_: str, fields: Sequence[bytes]) -> int | None:
+    """The attempts that the message itself has; None: those of its task."""
+    try:
+        options = read_options(id_key(id_)[0], fields, has_payload=b"payload" in fields[::2])
+    except BadOptionError:
+        return None
+    return options.max_attempts if options is not None else None
+
+
+def _task_named(settings: LaneSettings, lane: _Lane, fields: Sequence[bytes], own: frozenset[str] | None) -> str | None:
     raw = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"task")
     if raw is None:
         return settings.default_task

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,8 @@ import pytest
 from bridge.routing.history import read_entry, rows_in
 from bridge.routing.message_options import EXPIRED
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
 
@@ -92,6 +98,18 @@ def test_a_message_that_expires_while_it_waits_for_its_worker_is_dead_by_the_sam
     assert lane.noted("began:C") == ["1"]
     assert runs not in {letter["message_id"] for letter in lane.dead_letters()}
     lane.assert_at_rest()
+
+
+def test_ticket_show_says_the_attempts_of_the_message_and_how_often_it_was_refused(lane: Rules) -> None:
+    lane.start()
+    ends = json.dumps({"n": 0, "ends": ["fail", "free 60000"]})
+    lane.add("T", ends, task="refusing.deliver", max_attempts=2)
+    wait_until(lambda: lane.count("nacked") == 1, description="the refusal")
+    command = [sys.executable, "-m", "bridge", "-A", MODULE, "ticket", "show", "T"]
+    env = {**os.environ, **broker_environment(lane.server.url)}
+    shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    text = " ".join(shown.split())
+    assert re.search(r"attempt 2 of 2 is due in \S+ .*: nacked 1 time since \S+\+00:00: bank closed", text), text
 
 
 def test_a_bad_option_is_a_dead_letter_that_says_which(lane: Rules) -> None:

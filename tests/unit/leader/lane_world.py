@@ -205,6 +205,9 @@ class LaneWorld:
             self.lane.written({}, 0)
             return
         self.lane.written(dispatched, self.store.take(self.term.leadership, batch))
+        if self.planner.left_some:
+            # As the leader does it: at once.
+            self.advance(Batch())
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
         """One turn: settles outcomes, wakes tickets that are due, and sends the batch."""

@@ -43,6 +43,17 @@ class LaneMachine(RuleBasedStateMachine):
     def push(self, ticket: str, task: str, count: int) -> None:
         self.world.push(ticket, task, count=count)
 
+    @rule(
+        ticket=TICKETS,
+        task=st.sampled_from(list(TASKS)),
+        options=st.fixed_dictionaries({}, optional={"max_attempts": st.integers(1, 4), "priority": st.integers(0, 9)}),
+        expires_in=st.none() | st.sampled_from([-1, 100, 5000]),
+    )
+    def push_with_options(self, ticket: str, task: str, options: dict[str, int], expires_in: int | None) -> None:
+        if expires_in is not None:
+            options["expires"] = self.world.now + expires_in
+        self.world.push(ticket, task, b"1", 1, **options)
+
     @rule(ticket=TICKETS)
     def push_broken(self, ticket: str) -> None:
         self.world.push(ticket, payload=BROKEN)
