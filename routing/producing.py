@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis import Redis
 
@@ -23,6 +23,7 @@ from bridge.routing.scripts import Argument, Script
 
 _PUSH_MANY = Script("push_many")
 _PUSH_ONCE = Script("push_once")
+_PUSH_ROWS = Script("push_rows")
 
 #: Scripts that must be loaded on a server before calls are sent there.
 LOADING: tuple[tuple[str, str, str], ...] = (_PUSH_MANY.loading, _PUSH_ONCE.loading, CLAIM_LAYOUT.loading)
@@ -127,6 +128,17 @@ def once_opening(
     """The beginning of the same call, before ``arguments`` more arguments."""
     keys, args = _once(places, task, key, first, digest, fields)
     return _PUSH_ONCE.opening(keys, args, arguments)
+
+
+def push_rows(client: Redis, places: Places, rows: Sequence[Sequence[Argument]]) -> Sequence[Any]:
+    """Appends ``rows``, the words of each: fields and values in turn. Returns OK with the stream id of each row, or the
+    error with which it was refused; or LAYOUT with the text of the stored layout, when it is another one.
+    """
+    arguments: list[Argument] = [places.layout.text, places.numbers, *places.signs]
+    for words in rows:
+        arguments += (len(words), *words)
+    reply = _PUSH_ROWS.run(client, [layout_key(places.base), *places.streams], arguments)
+    return [code_of(reply[0]), *reply[1:]]
 
 
 def claim_call(stream: str, partitions: int, older: Sequence[str]) -> bytes:

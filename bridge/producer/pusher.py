@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import redis
 from redis import Redis
 
 from bridge.link.connections import UNAVAILABLE
 from bridge.link.failures import translated
-from bridge.routing.errors import ServerUnavailable, TicketBridgeError
-from bridge.routing.keys import layout_key
-from bridge.routing.layouts import layout_of, restore_layout
+from bridge.routing import producing
+from bridge.routing.errors import LayoutLost, ServerUnavailable, TicketBridgeError
+from bridge.routing.layouts import layout_of, lost_layout, restore_layout
 from bridge.routing.partitions import Layout, partition_of
+from bridge.routing.producing import places_of
+from bridge.routing.return_codes import ReturnCode, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bridge.producer.rows import Row
 
-#: Most bytes of payload in one batch, whatever number of rows the caller asked for.
-BATCH_BYTES = 8 * 1024 * 1024
+#: Most rows, and bytes of payload, in one batch, whatever number of rows the caller asked for: it is one call of a
+#: script.
+CALL_ROWS = 500
+BATCH_BYTES = 1024 * 1024
 
 
 @dataclass
 class Destination:
-    """Where rows go: the stream, and how it is split. The layout is read again with each batch."""
+    """Where rows go: the stream, and how it is split. The server refuses rows that go by another layout."""
 
     stream: str
     layout: Layout = field(default_factory=Layout)
 
-    def of(self, ticket: bytes) -> tuple[str, str]:
-        """(the stream of a ticket's messages, what follows their stream ids)."""
-        if not self.layout.is_split:
-            return self.stream, ""
-        number = partition_of(ticket, self.layout.partitions)
-        return self.layout.stream(self.stream, number), self.layout.suffix(number)
+    def number_of(self, ticket: bytes) -> int:
+        """The number of the partition of a ticket's messages."""
+        return partition_of(ticket, self.layout.partitions)
 
 
 @dataclass
@@ -67,7 +70,7 @@ def push_rows(
     error is raised. Also raises `ServerUnavailable`.
     """
     batch: list[Row] = []
-    for batch in _batches(rows, size):
+    for batch in _batches(rows, min(size, CALL_ROWS)):
         _add(client, destination, batch, pushed)
         on_batch(len(batch))
 
@@ -97,45 +100,51 @@ def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 
 
 def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Pushed) -> None:
-    # Without a transaction, which would make other clients wait. The replies say for each row whether it is in.
-    places = [destination.of(row.ticket) for row in batch]
     now_ms = _now_ms(client) if any(row.values and row.counts_from_now for row in batch) else 0
-    with client.pipeline(transaction=False) as pipe:
-        pipe.get(layout_key(destination.stream))
-        for row, (stream, _) in zip(batch, places, strict=True):
-            pipe.xadd(stream, row.fields(now_ms))  # type: ignore[arg-type]
-        try:
-            layout, *replies = pipe.execute(raise_on_error=False)
-        except UNAVAILABLE as exc:
-            pushed.uncertain = len(batch)
-            raise ServerUnavailable(
-                f"lost Redis while sending the rows of lines {batch[0].line} to {batch[-1].line}, some of which may be "
-                f"in: {exc}"
-            ) from None
-        except BaseException:
-            # Most often Ctrl-C.
-            pushed.uncertain = len(batch)
-            raise
+    rows = [list(chain.from_iterable(row.fields(now_ms).items())) for row in batch]
+    try:
+        code, *replies = _call(client, destination, batch, rows)
+        while code is ReturnCode.LAYOUT:
+            _learn(client, destination, replies[0])
+            code, *replies = _call(client, destination, batch, rows)
+    except UNAVAILABLE as exc:
+        pushed.uncertain = len(batch)
+        raise ServerUnavailable(
+            f"lost Redis while sending the rows of lines {batch[0].line} to {batch[-1].line}, some of which may be "
+            f"in: {exc}"
+        ) from None
+    except TicketBridgeError:
+        raise
+    except BaseException:
+        # Most often Ctrl-C.
+        pushed.uncertain = len(batch)
+        raise
     refused: tuple[Row, Exception] | None = None
     late = 0
-    for row, (_, suffix), reply in zip(batch, places, replies, strict=True):
+    for row, reply in zip(batch, replies, strict=True):
         if isinstance(reply, Exception):
             refused = refused or (row, reply)
             continue
         pushed.rows += 1
         pushed.delayed += "due" in row.values
         late += refused is not None
-        id_ = f"{reply.decode() if isinstance(reply, bytes) else reply}{suffix}"
+        id_ = text_of(reply) + destination.layout.suffix(destination.number_of(row.ticket))
         pushed.first_id = pushed.first_id or id_
         pushed.last_id = id_
-    # The rows of this batch are before those of the next one, which go by a new layout.
-    _learn(client, destination, layout)
     if refused is None:
         return
     row, error = refused
     shown = translated(error) if isinstance(error, redis.exceptions.RedisError) else None
     behind = f"; {late} rows after it are in" if late else ""
     raise ServerUnavailable(f"the row of line {row.line} was refused: {shown or error}{behind}")
+
+
+def _call(
+    client: Redis, destination: Destination, batch: Sequence[Row], rows: Sequence[Sequence[bytes | str]]
+) -> Sequence[Any]:
+    """One attempt, by the layout that is known."""
+    hashes = [crc32(row.ticket) for row in batch] if destination.layout.is_split else ()
+    return producing.push_rows(client, places_of(destination.stream, destination.layout, hashes), rows)
 
 
 def _now_ms(client: Redis) -> int:
@@ -148,10 +157,12 @@ def _now_ms(client: Redis) -> int:
     return int(seconds) * 1000 + int(us) // 1000
 
 
-def _learn(client: Redis, destination: Destination, stored: object) -> None:
+def _learn(client: Redis, destination: Destination, stored: bytes) -> None:
     """Goes by the ``stored`` layout from now on. Stores it again when it was lost. Raises `ConfigurationError`."""
     known = destination.layout
-    if stored is None and known.text:
-        destination.layout = restore_layout(client, destination.stream, known)
-    elif isinstance(stored, bytes) and stored.decode(errors="backslashreplace") != known.text:
+    if stored:
         destination.layout = layout_of(stored, destination.stream)
+    elif known.text:
+        destination.layout = restore_layout(client, destination.stream, known)
+    else:
+        raise LayoutLost(lost_layout(destination.stream))

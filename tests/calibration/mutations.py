@@ -452,7 +452,7 @@ MUTATIONS = [
         "promise 1",
         "two partitions",
         ("ledger: dead", "ledger: lost"),
-        (Edit(PUSHER, "partition_of(ticket, self.layout.partitions)", "0"),),
+        (Edit(PUSHER, "[crc32(row.ticket) for row in batch]", "[0] * len(batch)"),),
         long=True,
     ),
     Mutation(
@@ -475,7 +475,7 @@ MUTATIONS = [
         "two partitions",
         ("ledger: counts",),
         (
-            Edit(PUSHER, "partition_of(ticket, self.layout.partitions)", "0"),
+            Edit(PUSHER, "[crc32(row.ticket) for row in batch]", "[0] * len(batch)"),
             Edit("routing/messages.py", "partition_of(ticket_raw, count)) != number", "number) != number"),
         ),
         long=True,

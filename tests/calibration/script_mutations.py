@@ -426,7 +426,7 @@ SCRIPT_MUTATIONS = [
             "if layout ~= ARGV[1] or layout == ''",
             "if layout == ''",
         )
-        for name in ("push_many", "push_once", "append_once", "append_per_ticket")
+        for name in ("push_many", "push_once", "push_rows", "append_once", "append_per_ticket")
     ),
     _script(
         "a new partition has no group until a master comes",

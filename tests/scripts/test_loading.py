@@ -14,7 +14,7 @@ from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import Lead, attend, begin_term, depart, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many, push_once
+from bridge.routing.producing import places_of, push_many, push_once, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.retention import done, letters, remove
@@ -92,6 +92,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "append_once": lambda w: append_once(w.client, AT, "0 0", "1 1", PUSHED, [b"T", b"{}"]),
     "append_per_ticket": lambda w: append_per_ticket(w.client, NUMBERS, PUSHED, [b"1", b"T", b"{}"]),
     "push_many": lambda w: push_many(w.client, PLACES, "shop.task", [b"T", b"{}"]),
+    "push_rows": lambda w: push_rows(w.client, PLACES, [["ticket_id", "T"]]),
     "push_once": lambda w: push_once(w.client, PLACES, "shop.task", [b"T", b"{}"], "key", 0, "ab"),
     "claim_layout": lambda w: claim_layout(w.client, "ticket_stream", 2),
     "repartition": lambda w: repartition(w.client, "ticket_stream", Layout(text="x"), next_layout(Layout(), 2)),

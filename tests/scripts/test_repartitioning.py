@@ -12,7 +12,7 @@ from bridge.operate.repartitioning import clear
 from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, restore_layout, text_of_layout
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many, push_once
+from bridge.routing.producing import places_of, push_many, push_once, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, guard_of
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
@@ -147,6 +147,7 @@ def test_no_push_is_accepted_that_goes_by_the_layout_before(followed: World) -> 
     ticket = [b"T1", b"1"]
     assert push_many(client, places, "t", 2 * ticket) == [NEW.text]
     assert push_once(client, places, "t", 2 * ticket, "key", 0, "ab") == [NEW.text]
+    assert push_rows(client, places, 2 * [["ticket_id", "T1"]]) == [ReturnCode.LAYOUT, NEW.text.encode()]
     columns, guard = Columns(("ticket_id", "payload")), guard_of(STREAM, "run")
     once = append_once(
         client, Partition(STREAM, guard, 0, 0, 1, None, 60), "0 0", "2 7", columns, 2 * ticket, places=places

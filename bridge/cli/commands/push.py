@@ -37,7 +37,11 @@ PLAIN_EVERY_S = 10.0
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="[default: from the name of the file]")
 @click.option("--delimiter", default=",", show_default=True, help="The character between two cells of a CSV.")
 @click.option(
-    "--batch", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Rows in one round trip."
+    "--batch",
+    default=500,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="Rows in one round trip, 500 at most.",
 )
 @click.option("--delay", type=float, metavar="SECONDS", help="Messages are due so long after they are pushed.")
 @click.option("--eta", metavar="TIME", help="Messages are due at this time, as in 2030-01-31T12:00:00+01:00.")

@@ -15,7 +15,7 @@ from bridge.routing.errors import ConfigurationError, ServerUnavailable
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import claim_layout, find_layout, restore_layout
 from bridge.routing.partitions import Layout, partition_of
-from bridge.routing.repartitioning import next_layout, repartition
+from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group
 from bridge.stack.embedded import EmbeddedServer
@@ -196,9 +196,39 @@ def test_a_file_goes_to_the_partitions_also_when_the_layout_is_lost_or_damaged(s
         pushed = Pushed()
         with pytest.raises(ConfigurationError, match=UNREADABLE):
             push_rows(redis, destination, rows(lambda: redis.set(KEY, "x")), 5, pushed, lambda _: None)
-        # Those of the batch in which it was seen, too
-        assert pushed.rows == 15
-        assert sum(redis.xlen(stream) for stream in Layout(P).streams(STREAM)) == 55
+        # None of the batch that came after it
+        assert pushed.rows == 10
+        assert sum(redis.xlen(stream) for stream in Layout(P).streams(STREAM)) == 50
+
+
+@pytest.mark.parametrize("first", [1, P])
+def test_no_row_of_a_file_goes_to_a_partition_that_has_been_left(server: EmbeddedServer, first: int) -> None:
+    """The rows come from a pipe, and the next one a while after the one before: the layout has changed meanwhile, and
+    the old partitions are gone.
+    """
+    with server.client() as redis:
+        destination = Destination(STREAM, claim_layout(redis, STREAM, first))
+
+        def rows() -> Iterator[Row]:
+            for n in range(40):
+                if n == 10:
+                    known = find_layout(redis, STREAM, first)
+                    redis.delete(*known.streams(STREAM))
+                    assert repartition(redis, STREAM, known, next_layout(known, 3))[0] is ReturnCode.OK
+                    known = find_layout(redis, STREAM, first)
+                    assert leave_layout(redis, STREAM, known, [])[0] is ReturnCode.OK
+                    forget_layout(redis, STREAM, find_layout(redis, STREAM, first))
+                yield Row(n + 1, b"T%d" % (n % 5), "shop.apply_update", b"%d" % n)
+
+        pushed = Pushed()
+        push_rows(redis, destination, rows(), 5, pushed, lambda _: None)
+        assert (pushed.rows, pushed.last_id.partition("@")[2][:3] if pushed.last_id else "") == (40, "g1p")
+        assert not redis.exists(*Layout(first).streams(STREAM))
+        found = [
+            int(fields[b"payload"]) for stream in Layout(3, 1).streams(STREAM) for _, fields in redis.xrange(stream)
+        ]
+        assert sorted(found) == list(range(10, 40))
+        redis.flushall()
 
 
 def test_commands_say_what_is_lost_and_what_is_damaged(server: EmbeddedServer, redis: Any, tmp_path: Path) -> None:
