@@ -82,7 +82,9 @@ class Subscription:
                 continue
             n = places[message.ticket]
             places[message.ticket] += 1
-            found.append(replace(message, ticket=self.label + message.ticket, n=n, dies=message.dies and self.fails))
+            # What has expired can succeed in none.
+            dies = message.expired or (message.dies and self.fails)
+            found.append(replace(message, ticket=self.label + message.ticket, n=n, dies=dies))
         return found
 
     def own(self, rows: Iterable[Row]) -> list[Row]:
