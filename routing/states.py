@@ -8,7 +8,7 @@
                      |  |  +-give back others-+  +-----give back again--------> AWAITING_RETRY
                      |  |                        +-----re-route---------------> AWAITING_RETRY --give up--> DEAD
                      |  |                        +-----give up: no attempt left-----------------------------> DEAD
-                     |  +---refuse (broken message)---------------------------------------------------------> DEAD
+                     |  +---refuse (broken message, or expired)---------------------------------------------> DEAD
                      +---replay (an operator's order)-------------------------------------------------------- DEAD
 
     AWAITING_RETRY --park--> WAITING --release--> AWAITING_RETRY: for the message that was begun, when its ticket is

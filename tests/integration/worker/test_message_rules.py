@@ -112,6 +112,26 @@ def test_ticket_show_says_the_attempts_of_the_message_and_how_often_it_was_refus
     assert re.search(r"attempt 2 of 2 is due in \S+ .*: nacked 1 time since \S+\+00:00: bank closed", text), text
 
 
+def test_options_and_refusals_hold_for_delayed_messages_too(lane: Rules) -> None:
+    lane.start()
+    now_ms = int(time.time() * 1000)
+    ends = json.dumps({"n": 1, "ends": ["free 20", "nack 20", "done"]})
+    # Its ticket waits for it, also while it is refused; then the next one, which was added later.
+    held = lane.add("H", ends, task="refusing.deliver", due=now_ms + 1000, hold=1, max_attempts=2)
+    lane.add("H", json.dumps({"n": 2, "ends": ["done"]}), task="refusing.deliver")
+    # It is overtaken, and has expired when its time comes.
+    late = lane.add("O", "0", due=now_ms + 1500, expires=now_ms + 1200)
+    lane.add("O", "0")
+    lane.wait_done(4)
+    assert lane.letter(late)["reason"] == EXPIRED
+    assert lane.noted("began:O") == ["1"]
+    seen = [json.loads(one) for one in lane.noted("seen:H")]
+    assert seen == [[1, 1, "free 20"], [1, 1, "nack 20"], [1, 2, "done"], [2, 1, "done"]]
+    assert held not in {letter["message_id"] for letter in lane.dead_letters()}
+    wait_until(lambda: lane.redis.zcard(lane.keys.holding) == 0, description="no message to be held")
+    lane.assert_at_rest()
+
+
 def test_a_bad_option_is_a_dead_letter_that_says_which(lane: Rules) -> None:
     lane.start()
     bad = lane.add("T", "0", priority=10)
