@@ -123,6 +123,10 @@ def problem_of(exc: BaseException) -> Problem:
             members["unanswered"] = True  # type: ignore[assignment]
         return unavailable(str(exc), **members)
     if isinstance(exc, RedisError | OSError) and is_outage(exc):
+        if "No connection available" in str(exc):
+            # redis-py's words for a pool in which all connections are busy.
+            return unavailable("the server has too much to do; try again, or use another master")
+        logger.debug("Redis is away: %s", exc)
         return unavailable("Redis is away; try again when it is back")
     if isinstance(exc, RedisError) and (shown := translated(exc)) is not None:
         return unavailable(str(shown))

@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
         self._site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._site.stopping.set()
+        self._site.stop()
         await super().shutdown(sockets)
 
 

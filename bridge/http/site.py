@@ -29,6 +29,8 @@ class Site:
         self.access = access
         #: Set when the server stops. Each long poll then answers at once.
         self.stopping = asyncio.Event()
+        #: Called after that.
+        self.on_stop: list[Callable[[], None]] = []
         self._polls = 0
 
     @property
@@ -38,6 +40,12 @@ class Site:
     async def redis(self) -> AsyncRedis:
         """The client of this server's event loop. Its connections are its own. Raises redis errors."""
         return await bridge_of(self.app).async_client()
+
+    def stop(self) -> None:
+        """The server stops."""
+        self.stopping.set()
+        for wake in self.on_stop:
+            wake()
 
     @contextmanager
     def long_poll(self) -> Iterator[None]:

@@ -26,8 +26,9 @@ logger = get_logger(__name__)
 #: Seconds after which a poll looks again although it heard nothing; and while nothing can be heard.
 LOOK_AGAIN_S = 1.0
 DEAF_S = 0.1
-#: Most looks of all polls together in a second that nothing has asked for.
-LOOKS = 1000
+#: Most looks of all polls together in a second that nothing has asked for. Each takes about a millisecond of the
+#: interpreter, which the lanes of this master need. What is sent is heard, and a new connection wakes all polls.
+LOOKS = 20
 #: Seconds without a poll after which the connection is closed.
 IDLE_S = 60.0
 RETRY_S = 0.5
@@ -48,6 +49,7 @@ class Wakes:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._idle_since = 0.0
+        site.on_stop.append(self._wake_all)
 
     @asynccontextmanager
     async def waiting(self, lanes: Sequence[LaneKeys], consumer: str) -> AsyncIterator[asyncio.Event]:

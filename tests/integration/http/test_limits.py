@@ -12,6 +12,7 @@ import pytest
 
 from bridge.http import connections
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.http.http_port import Port, app_of, port_of
 
 BODY = 50_000
@@ -151,3 +152,22 @@ def test_a_connection_too_many_is_told_so(port: Port) -> None:
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1" in answer.lower()
     assert b"20 open connections" in answer
+
+
+def test_a_long_poll_too_many_is_told_so_and_the_others_are_answered_at_the_stop(valkey: EmbeddedServer) -> None:
+    app = app_of(valkey.url, bridge_http_max_polls=2)
+    with port_of(app) as port, contextlib.ExitStack() as stack:
+        polls = []
+        for n in range(3):
+            name = {"name": f"c{n}", "concurrency": 1}
+            incarnation = port.post("/api/consumers/register", name).body["incarnation"]
+            polls.append(f"/api/messages/next?consumer=c{n}&incarnation={incarnation}&wait=30")
+        waiting = [stack.enter_context(port.dial()) for _ in polls[:2]]
+        for dialled, path in zip(waiting, polls, strict=False):
+            dialled.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        wait_until(lambda: port.get(polls[2]).status == 503, description="the limit to be reached")
+        assert port.server is not None
+        port.server.stop()
+        for dialled in waiting:
+            assert all_of(dialled).startswith(b"HTTP/1.1 200 ")
+    app.bridge.client.close()
