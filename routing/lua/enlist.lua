@@ -4,8 +4,8 @@
 --             are in the ticket records, and the leaders re-route them.
 -- KEYS: 1 record of the incarnation, 2.. of each lane: consumers, the new lease, the lease of the registered
 --       incarnation, the queue, outcomes.
--- ARGV: consumer, incarnation, record, lifetime of the record (ms); of each lane: lease (ms), registration, registration
---       that the caller found ('' = none).
+-- ARGV: consumer, incarnation, record, lifetime of the record (ms); of each lane: lease (ms), registration,
+--       registration that the caller found ('' = none).
 -- Returns: {'OK'}; {'HELD', ms left}: a lease of the other incarnation holds: wait it out; {'CHANGED'}: the name was
 --          registered again in the meantime: the caller looks again. Only 'OK' changed anything.
 -- Keeps: I5: two incarnations of one name never hold leases together. Bound: O(lanes + the old queues).

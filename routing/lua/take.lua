@@ -1,7 +1,7 @@
 -- Gives an HTTP consumer the messages that it was given before and has not acknowledged, and new ones of its queues.
 --
--- From -> to: no message changes its state: it is in flight since its dispatch. A copy of a message that the consumer has
---             had is dropped. What the consumer must not get is given back: IN_FLIGHT -> WAITING, by its leader.
+-- From -> to: no message changes its state: it is in flight since its dispatch. A copy of a message that the consumer
+--             has had is dropped. What the consumer must not get is given back: IN_FLIGHT -> WAITING, by its leader.
 -- KEYS: 1.. of each lane: lease, queue, messages given, messages acknowledged, tickets, outcomes.
 -- ARGV: incarnation, most messages to return, most unacknowledged messages, bytes after which no more are returned,
 --       number of the lane whose queue is first (from 0), fences ... of messages that the consumer has.
