@@ -153,7 +153,7 @@ def access(
         share = f"{literal(masters(keys.stream))}*"
         chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
         if older:
-            commands |= {*commands_in(FOLLOW.text), "xrevrange"}
+            commands |= {*commands_in(FOLLOW.text), "mget", "xrevrange"}
         schedules = [literal(schedule_key(name)) for name in versions]
         lives = http_consumer(literal(keys.stream), "*")
         own = (*lane, *split_or_not, *older_ones, share, lives, *chain, *schedules, *BINDINGS, "celeryev.*")
