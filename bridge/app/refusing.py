@@ -14,7 +14,7 @@ from datetime import timedelta
 LONGEST_DELAY_S = 100 * 365 * 86_400
 
 
-class Refused(Exception):
+class RefusedByTask(Exception):
     """The base class of the exceptions by which a task refuses its message. ``reason``: why, for people."""
 
     def __init__(self, reason: str = "") -> None:
@@ -25,7 +25,7 @@ class Refused(Exception):
         return str(self.args[0]) if self.args else ""
 
 
-class Nack(Refused):
+class Nack(RefusedByTask):
     """The message comes again, first of its ticket, after ``delay`` (seconds, or a timedelta; None: the backoff).
 
     ``charge``: whether this attempt counts. An attempt that does not count may be repeated without end.
@@ -41,13 +41,13 @@ class Nack(Refused):
         return f"Nack({self.reason!r}, delay={self.delay!r}, charge={self.charge!r})"
 
 
-class Drop(Refused):
+class Drop(RefusedByTask):
     """The message is done and was not handled: it is acknowledged, counted as dropped, and its effects are not
     applied.
     """
 
 
-class Dead(Refused):
+class Dead(RefusedByTask):
     """The message goes to the dead letters at once, whatever attempts it has left."""
 
 

@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from bridge.app import forked_children
 from bridge.app.belonging import require_subscription
 from bridge.app.eager import ticket_of_call
-from bridge.app.refusing import Dead, Drop, Nack, Refused
+from bridge.app.refusing import Dead, Drop, Nack, RefusedByTask
 from bridge.app.signature import mismatch, require_match
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
 from bridge.producer.options import LONGEST_DELAY_MS, Past, checked_options
@@ -237,7 +237,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ``countdown`` and ``eta`` work. ``max_retries`` may end the attempts sooner than `bridge_max_attempts`, and
         cannot add any. Raises `ConfigurationError` for options that would change the message or its route.
         """
-        if isinstance(exc, Refused):
+        if isinstance(exc, RefusedByTask):
             # Celery's `autoretry_for` caught it. The task has said itself what becomes of the message.
             raise exc
         ticket = ticket_of(self)

@@ -54,8 +54,9 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Rules:
     return Rules(nodes, own_server, tmp_path)
 
 
-def test_a_task_that_runs_past_the_time_of_its_message_is_stopped_and_charged(lane: Rules) -> None:
-    lane.start()
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.long)])
+def test_a_task_that_runs_past_the_time_of_its_message_is_stopped_and_charged(pool: str, lane: Rules) -> None:
+    lane.start(pool)
     began = time.monotonic()
     late = lane.add("T", "30", timeout=500, max_attempts=2)
     after = lane.add("T", "0", timeout=20_000)
