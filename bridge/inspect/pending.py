@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from bridge.inspect.scans import FIRST_PAGE, LIMIT, PAGE_BYTES, PAGE_MAX, ticket_of
 from bridge.routing import records
 from bridge.routing.groups import pending_summary, unless_missing
-from bridge.routing.ids import id_before, id_key, younger_than
+from bridge.routing.ids import id_before, id_key, member_of, younger_than
 from bridge.routing.partitions import stream_id, suffix_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class PendingState(Enum):
     IN_FLIGHT = "in flight"
     AWAITING_RETRY = "awaiting retry"
     PARKED = "parked"
+    #: It is not due yet: others overtake it, or its ticket waits for it (or will).
+    DELAYED = "delayed"
     #: Pending under a name that no record explains. The leader claims it back.
     STRAY = "stray"
 
@@ -106,7 +108,7 @@ class PendingConsumer:
     pending: int
     #: Since it last read or claimed, or a message was claimed for it; of several names the least.
     idle_ms: int
-    #: What the name means: "master", "consumer", "parked tickets" or "unknown".
+    #: What the name means: "master", "consumer", "delayed", "parked tickets" or "unknown".
     kind: str
     #: How many names the row is about.
     names: int = 1
@@ -155,7 +157,7 @@ def summarise(redis: Redis, lanes: Sequence[AppLane]) -> PendingSummary:
         for one in _consumers(unless_missing(named) or (), settings, known):
             before = rows.get((one.kind, one.name))
             rows[one.kind, one.name] = one if before is None else _sum(before, one)
-    order = ("master", "consumer", "parked tickets", "unknown")
+    order = ("master", "consumer", "delayed", "parked tickets", "unknown")
     return PendingSummary(
         total, oldest, oldest_ms, tuple(sorted(rows.values(), key=lambda one: (order.index(one.kind), one.name)))
     )
@@ -170,6 +172,8 @@ def _consumers(reply: Any, lane: LaneSettings, registered: set[str]) -> Iterator
         kind = "consumer" if name in registered else "unknown"
         if name == lane.master:
             kind = "master"
+        elif name == lane.keys.delayed_consumer(lane.master) and name not in registered:
+            kind = "delayed"
         elif name.startswith(shelves) and name not in registered:
             name, kind = f"{shelves}*", "parked tickets"
         yield PendingConsumer(_shown(name), int(facts[b"pending"]), int(facts[b"idle"]), kind)
@@ -244,6 +248,9 @@ class _LanePages:
         self._tickets: dict[str, str | None] = {}
         self._bytes = 0
         self._names: list[str] | None = None
+        #: Whether there are messages for which their tickets wait until they are due; those of the last page.
+        self._some_hold = bool(redis.exists(lane.keys.holding))
+        self._holding: set[str] = set()
 
     def behind(self, at: str | None, least: int, most: int) -> Iterator[tuple[list[PendingMessage], str]]:
         """Pages behind the entry ``at`` (None: from the first), up to ``most`` messages, each with the entry up to
@@ -286,7 +293,13 @@ class _LanePages:
                 for command in self._commands(at, size, end):
                     pipe.execute_command(*command)
                 pipe.hmget(keys.tickets, [ticket.encode() for ticket in tickets] or [b""])
-                *pages, texts = pipe.execute()
+                asked = [row.id for row in rows if self._some_hold]
+                for id_ in asked:
+                    pipe.zscore(keys.holding, member_of(id_))
+                replies = pipe.execute()
+            cut = len(replies) - len(asked)
+            *pages, texts = replies[:cut]
+            self._holding = {id_ for id_, due in zip(asked, replies[cut:], strict=True) if due is not None}
             rows = _merged(pages, size)
             if all(row.id in self._tickets for row in rows):
                 break
@@ -300,13 +313,15 @@ class _LanePages:
         mine = record is not None and row.id in record.ids
         lane = self._lane
         state, attempt = PendingState.STRAY, None
-        if row.name == lane.master:
+        if row.name == lane.keys.delayed_consumer(lane.master) or (row.name == lane.master and row.id in self._holding):
+            state = PendingState.DELAYED
+        elif row.name == lane.master:
             state = PendingState.AWAITING_RETRY if mine else PendingState.WAITING
         elif ticket is not None and row.name == lane.keys.parked_consumer(lane.master, ticket):
             state = PendingState.PARKED
         elif mine and record is not None and record.in_flight and record.consumer == row.name:
             state = PendingState.IN_FLIGHT
-        if mine and record is not None and row.id == record.ids[0]:
+        if mine and record is not None and row.id == record.ids[0] and state is not PendingState.DELAYED:
             attempt = record.attempt
         return PendingMessage(row.id, _shown(row.name), ticket, state, row.idle_ms, row.deliveries, attempt)
 
@@ -319,6 +334,9 @@ class _LanePages:
             return [wanted.consumer]
         if wanted.state in (PendingState.WAITING, PendingState.AWAITING_RETRY):
             return [lane.master]
+        if wanted.state is PendingState.DELAYED:
+            # Those for which a ticket waits are under the master's name.
+            return [lane.master, lane.keys.delayed_consumer(lane.master)]
         if wanted.state is PendingState.PARKED and wanted.ticket is not None:
             return [lane.keys.parked_consumer(lane.master, wanted.ticket)]
         if wanted.state is None:
@@ -329,7 +347,8 @@ class _LanePages:
         shelves = lane.keys.parked_consumer(lane.master, "")
         parked = wanted.state is PendingState.PARKED
         names = [_name(raw) for raw in pending_summary(reply).under]
-        names = [name for name in names if name != lane.master and name.startswith(shelves) == parked]
+        others = (lane.master, lane.keys.delayed_consumer(lane.master))
+        names = [name for name in names if name not in others and name.startswith(shelves) == parked]
         return names if len(names) <= NAMES_ONE_BY_ONE else None
 
     def _commands(self, at: str | None, size: int, end: str = "+") -> list[list[Any]]:

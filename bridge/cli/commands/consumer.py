@@ -99,18 +99,23 @@ def resume(target: Target, name: str) -> None:
 
 @consumer.command()
 @click.argument("name")
-@click.option("--to", "to", metavar="OTHER", help="Move them to this consumer.  [default: to any consumers with room]")
+@click.argument("other", required=False)
+@click.option("--to", "to", metavar="OTHER", help="The same as OTHER.  [default: any consumers with room]")
 @click.option("--ticket", "tickets", metavar="ID", multiple=True, help="Move only this ticket. May be repeated.")
 @click.pass_obj
-def transfer(target: Target, name: str, to: str | None, tickets: tuple[str, ...]) -> None:
-    """Moves the tickets of the consumer NAME to other consumers, each between two of its messages.
+def transfer(target: Target, name: str, other: str | None, to: str | None, tickets: tuple[str, ...]) -> None:
+    """Moves the tickets of the consumer NAME to the consumer OTHER, each between two of its messages.
 
-    NAME may still get new tickets. `drain` prevents that.
+    Without OTHER, each goes to a consumer with room. Both may be workers or HTTP consumers. NAME may still get new
+    tickets; `drain` prevents that.
     """
     from bridge.inspect.roster import full_name
     from bridge.operate.orders import give
     from bridge.protocol.orders import Transfer
 
+    if other is not None and to not in (None, other):
+        raise click.UsageError(f"name one consumer that gets them: {printable(other)}, or --to {printable(str(to))}")
+    to = other if to is None else to
     of_lane: dict[LaneKeys, list[str]] = {}
     for ticket in tickets:
         of_lane.setdefault(target.lane_of_ticket(ticket).settings.keys, []).append(ticket)

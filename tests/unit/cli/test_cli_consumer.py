@@ -250,10 +250,14 @@ def test_a_transfer_says_what_moved_and_what_will(shell: CommandLine, lane: Lane
         result = shell("consumer", "transfer", "w1")
         assert result.stdout == "moved 3 tickets\n1 ticket more when their running messages are done\n"
         assert shell("consumer", "transfer", "w1", "--to", "w2", "--ticket", "A", "--ticket", "B").exit_code == 0
+        assert shell("consumer", "transfer", "w1", "w2").exit_code == 0
     assert leader.orders == [
         {"do": "transfer", "consumer": "w1@host", "to": None, "tickets": None},
         {"do": "transfer", "consumer": "w1@host", "to": "w2@host", "tickets": ["A", "B"]},
+        {"do": "transfer", "consumer": "w1@host", "to": "w2@host", "tickets": None},
     ]
+    twice = shell("consumer", "transfer", "w1", "w2", "--to", "w3")
+    assert (twice.exit_code, "name one consumer that gets them: w2, or --to w3" in twice.stderr) == (2, True)
 
 
 def test_a_transfer_to_itself_is_wrong_usage(shell: CommandLine, lane: Lane) -> None:

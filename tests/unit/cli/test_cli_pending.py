@@ -12,6 +12,7 @@ import pytest
 from bridge.inspect.scans import LIMIT
 from bridge.routing import records
 from bridge.routing.batch import Batch
+from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, calls_of, command_line
 
@@ -127,6 +128,24 @@ def test_filters(shell: CommandLine, lane: Lane, arguments: tuple[str, ...], pla
     assert found["next"] is None
     if not places:
         assert shell("pending", *arguments).stdout == "no such message is pending\n"
+
+
+def test_delayed_messages(shell: CommandLine, lane: Lane) -> None:
+    ids = busy(lane)
+    overtaken = lane.add("O", "H")
+    lane.read()
+    lane.redis.xclaim(lane.keys.stream, lane.keys.group, "master/delayed", 0, [overtaken[0]], justid=True)
+    lane.redis.zadd(lane.keys.holding, {member_of(overtaken[1]): 5e12})
+    found = shell.json("pending", "--state", "delayed")
+    assert [(one["message_id"], one["consumer"]) for one in found["messages"]] == [
+        (overtaken[0], "master/delayed"),
+        (overtaken[1], "master"),
+    ]
+    states = {one["message_id"]: one["state"] for one in shell.json("pending", "--limit", "50")["messages"]}
+    assert (states[ids[1]], states[overtaken[0]], states[overtaken[1]]) == ("waiting", "delayed", "delayed")
+    assert shell.json("pending", "--state", "stray")["messages"][0]["message_id"] == ids[3]
+    kinds = {one["name"]: one["kind"] for one in shell.json("pending")["consumers"]}
+    assert kinds["master/delayed"] == "delayed"
 
 
 def test_idle_is_the_servers(shell: CommandLine, lane: Lane) -> None:
