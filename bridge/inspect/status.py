@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.notices import notice_problem
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
@@ -100,6 +101,8 @@ class LaneStatus:
     master: dict[str, Any] = field(default_factory=dict)
     #: Tasks that messages wait for, because no live consumer can run them.
     unserved: tuple[UnservedTask, ...] = field(default=())
+    #: Entries of the app's schedule.
+    schedule: int = 0
     #: What was sent to the receiver of dead letters; None: there was none.
     notices: Notices | None = None
     #: What keeps the lane from moving, and what to do: one sentence each.
@@ -113,7 +116,7 @@ class LaneStatus:
 
 def read_status(redis: Redis, settings: Settings, commands: Advice = NOT_OF_AN_APP) -> LaneStatus:
     """Reads the state of the lane of ``settings``. ``commands``: how problems name commands. Raises redis errors."""
-    return _read(redis, settings.lane, settings.redis_url, commands)
+    return replace(_read(redis, settings.lane, settings.redis_url, commands), schedule=len(settings.schedule))
 
 
 def reading_stop(redis: Redis, lane: LaneSettings, commands: Advice) -> str:
@@ -260,9 +263,8 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
     problems += reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands)
-    if status.notices is not None and status.notices.error:
-        error = one_line(status.notices.error)
-        problems.append(f"the receiver of dead letters (bridge_on_dead_notify) does not get them: {error}")
+    if problem := notice_problem(status.notices):
+        problems.append(problem)
     if status.parked:
         held = f", with {count(status.parked_messages, 'message')} waiting" if status.parked_messages else ""
         problems.append(

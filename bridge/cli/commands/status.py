@@ -95,6 +95,7 @@ def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
     from bridge.app.finding import reach
     from bridge.cli import subscription_view
     from bridge.inspect.lane_problems import lane_problems
+    from bridge.inspect.notices import notice_problems
     from bridge.inspect.subscriptions import read_subscriptions
 
     redis, settings, commands = reach(target.app), target.app.bridge.settings, target.commands(lanes[0].settings)
@@ -107,17 +108,23 @@ def _of_lanes(target: Target, lanes: Sequence[AppLane]) -> _Shown:
         found = read_subscriptions(redis, meant)
         problems = lane_problems(redis, settings, lanes, found, target.commands)
         rows = read_subscriptions(redis, each) if each else []
+        if settings.on_dead_notify:
+            problems += notice_problems(redis, [lane.settings.keys for lane in lanes])
         return _Several(found, rows, [*problems, *_of_app(redis, target, commands)])
 
     def document(found: _Several) -> dict[str, Any]:
         return {
             "subscriptions": [one.document(commands) for one in found.subscriptions],
             "lanes": [one.document(commands) for one in found.lanes],
+            "schedule": len(settings.schedule),
             "problems": found.problems,
         }
 
     def shown(found: _Several) -> RenderableType:
-        return subscription_view.view(found.subscriptions, found.problems, found.lanes, commands, target.version)
+        table = subscription_view.view(found.subscriptions, found.problems, found.lanes, commands, target.version)
+        if not settings.schedule:
+            return table
+        return Group(table, Text(f"schedule: {_schedule(len(settings.schedule), commands)}"))
 
     return _Shown(read, document, shown, lambda found: subscription_view.line(found.subscriptions))
 
@@ -213,6 +220,8 @@ def view(lane: LaneStatus, commands: Advice) -> RenderableType:
     facts.add_row("retrying", f"{lane.awaiting_retry:,}")
     facts.add_row("delayed", _delayed(lane, commands))
     facts.add_row("dead", f"{lane.dead:,}" + (f" ({commands.bridge('dead', 'list')})" if lane.dead else ""))
+    if lane.schedule:
+        facts.add_row("schedule", _schedule(lane.schedule, commands))
     if lane.notices is not None:
         sent = lane.notices
         tries = f", {count(sent.failed, 'request')} failed" if sent.failed else ""
@@ -238,6 +247,10 @@ def _delayed(lane: LaneStatus, commands: Advice) -> str:
         return f"{lane.delayed:,}"
     due = f"in {duration(lane.next_due_in_ms)}" if lane.next_due_in_ms > 0 else "now"
     return f"{lane.delayed:,} (the next is due {due}; {commands.bridge('delayed', 'list')})"
+
+
+def _schedule(entries: int, commands: Advice) -> str:
+    return f"{count(entries, 'recurring message')} ({commands.of_app('schedule', 'list')})"
 
 
 def _parked(lane: LaneStatus, commands: Advice) -> str:

@@ -193,6 +193,8 @@ def test_the_list_and_bad_input(shop: ScheduleShop, monkeypatch: pytest.MonkeyPa
     assert beat["next_ms"] - beat["last_ms"] == 1000
     shown = shop.bridge("schedule", "list")
     assert "every 3600 s" in shown
+    assert shop.json("status")["schedule"] == 2
+    assert "2 recurring messages (`bridge -A shop schedule list`)" in shop.bridge("status")
     monkeypatch.setenv("SHOP_SCHEDULE", repr({"beat": {**SECOND, "task": "shop.wrok"}}))
     said = shop.bridge("run", code=2)
     assert said == "Error: bridge_schedule.beat: the app has no task 'shop.wrok'; did you mean shop.work?\n"
