@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-import bridge.leader.duties.dead_log as module
 from bridge.leader.duties.dead_log import DeadLog
 from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.transitions import Advanced
@@ -32,7 +31,7 @@ def test_the_first_have_a_line_each_and_the_others_a_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr("bridge.leader.duties.dead_log.time.monotonic", lambda: now)
     log = DeadLog()
     with caplog.at_level(logging.WARNING):
         log.settled(WRITTEN, Batch())
