@@ -69,6 +69,7 @@ LONGEST = (
     "integration/operate/test_repartition.py",
     "integration/stack/test_demo.py",
     "integration/leader/test_failover.py",
+    "integration/app/test_sleeping_lanes.py",
     "integration/worker/test_pools.py",
     "integration/leader/test_recovery.py",
     "integration/operate/test_operators.py",
