@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             Edit(
                 SETTLING,
-                "        batch.acknowledged.append(message.id)\n        dropped =",
-                "        batch.acknowledged += [message.id] if outcome.kind is Kind.DONE else []\n        dropped =",
+                "        batch.acknowledged.append(message.id)\n        if message.options",
+                "        batch.acknowledged += [message.id] if outcome.kind is Kind.DONE else []\n        if message.options",
             ),
         ),
         long=True,

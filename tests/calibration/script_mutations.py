@@ -11,6 +11,7 @@ FOLLOW = f"{LUA}/follow.lua"
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
 LEAVE_LAYOUT = f"{LUA}/leave_layout.lua"
 DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
+TAKE, ACKNOWLEDGE = f"{LUA}/take.lua", f"{LUA}/acknowledge.lua"
 
 _ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
 #: Somebody must lead, but who does not matter.
@@ -519,5 +520,78 @@ SCRIPT_MUTATIONS = [
         "test_apply::test_a_key_of_another_type_lets_nothing_be_applied",
         "err = err or applied(calls, publications)",
         "err = applied(calls, publications)",
+    ),
+    # -- HTTP consumers ------------------------------------------------------------------------------------------------
+    _script(
+        "an outcome over HTTP needs no current fence",
+        "I4",
+        ACKNOWLEDGE,
+        "test_http_consumers::test_a_message_that_moved_or_was_settled_is_not_given_and_its_outcome_is_stale",
+        "if string.match(record or '', '^%[(%d+),') ~= fence then",
+        "if false then",
+    ),
+    _script(
+        "an outcome over HTTP counts although a lease is over",
+        "I5",
+        ACKNOWLEDGE,
+        "test_http_consumers::test_when_one_lease_is_over_the_incarnation_is_over",
+        "over = over or redis.call('EXISTS', KEYS[k + 1]) == 0",
+        "",
+    ),
+    _script(
+        "an HTTP consumer is given messages although a lease is over",
+        "I5",
+        TAKE,
+        "test_http_consumers::test_when_one_lease_is_over_the_incarnation_is_over",
+        "if ms <= 0 then",
+        "if false then",
+    ),
+    _script(
+        "a message that moved to another consumer is given once more",
+        "I2",
+        TAKE,
+        "test_http_consumers::test_a_message_that_moved_or_was_settled_is_not_given_and_its_outcome_is_stale",
+        "if is_current(k, ticket, fence) then",
+        "if true then",
+    ),
+    _script(
+        "a message is given once more after its outcome",
+        "I2",
+        TAKE,
+        "test_http_consumers::test_copies_requests_and_messages_of_another_incarnation_are_dropped",
+        "or #redis.call('ZRANGEBYSCORE', KEYS[k + 4], fence, fence) > 0 then",
+        "or false then",
+    ),
+    _script(
+        "a message for an earlier incarnation is given",
+        "I5",
+        TAKE,
+        "test_http_consumers::test_copies_requests_and_messages_of_another_incarnation_are_dropped",
+        "if headers.bridge_incarnation ~= incarnation or headers.bridge_word then",
+        "if headers.bridge_word then",
+    ),
+    _script(
+        "two HTTP consumers of one name hold leases",
+        "I5",
+        f"{LUA}/enlist.lua",
+        "test_http_consumers::test_a_second_incarnation_waits_for_the_end_of_all_leases",
+        "if found ~= '' and redis.call('EXISTS', KEYS[k + 3]) == 1 then",
+        "if false then",
+    ),
+    _script(
+        "a heartbeat revives what is left of an incarnation",
+        "I5",
+        f"{LUA}/heartbeat.lua",
+        "test_http_consumers::test_when_one_lease_is_over_the_incarnation_is_over",
+        "if redis.call('EXISTS', KEYS[k + 1]) == 0 then",
+        "if false then",
+    ),
+    _script(
+        "an HTTP consumer is given more than it can begin",
+        "I9a",
+        TAKE,
+        "test_http_consumers::test_what_was_given_is_returned_first_and_not_more_than_its_slots",
+        "unacknowledged < slots and not full()",
+        "not full()",
     ),
 ]
