@@ -93,6 +93,16 @@ class Lost(BaseModel):
     cause: str
 
 
+class OwnOptions(BaseModel):
+    """Options that a message has of its own. The consumer goes by them: see the page on consumers."""
+
+    max_attempts: int | None = None
+    timeout_ms: int | None = Field(default=None, description="For how long the message may run.")
+    expires_ms: int | None = Field(
+        default=None, description="Unix time in ms. A message that has not begun by then must not begin."
+    )
+
+
 class Message(BaseModel):
     """A message that a consumer was given."""
 
@@ -106,6 +116,7 @@ class Message(BaseModel):
         description="When the lease ends unless it is renewed: Unix time in ms, by the clock of Redis."
     )
     lost: Lost | None = Field(default=None, description="There when the last attempt was cut off.")
+    options: OwnOptions | None = Field(default=None, description="There when the message has options of its own.")
 
 
 class Messages(BaseModel):

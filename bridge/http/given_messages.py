@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from bridge.protocol.headers import first_fence, first_head, lost_of
+from bridge.protocol.headers import OwnRules, first_fence, first_head, lost_of, own_rules
 from bridge.routing.records import LostAttempt
 
 #: What follows a payload in the body of a Celery message.
@@ -20,7 +20,7 @@ def given_message(text: bytes, deadline_ms: int) -> bytes:
     head = first_head(headers)
     ticket = orjson.dumps(head.ticket)
     payload = body[len(ticket.decode()) + 3 : body.rindex(AFTER_PAYLOAD)]
-    lost = lost_of(headers)
+    lost, own = lost_of(headers), own_rules(headers)
     return b'{"ticket_id":%b,"message_id":%b,"fence":%d,"attempt":%d,"task":%b,"payload":%b,"deadline_ms":%d%b}' % (
         ticket,
         orjson.dumps(headers["id"]),
@@ -29,8 +29,13 @@ def given_message(text: bytes, deadline_ms: int) -> bytes:
         orjson.dumps(headers["task"]),
         payload.encode(),
         deadline_ms,
-        b"" if lost is None else b',"lost":%b' % _lost(lost),
+        (b"" if lost is None else b',"lost":%b' % _lost(lost)) + (b"" if own is None else b',"options":%b' % _own(own)),
     )
+
+
+def _own(own: OwnRules) -> bytes:
+    members = {"max_attempts": own.max_attempts, "timeout_ms": own.timeout_ms, "expires_ms": own.expires_ms}
+    return orjson.dumps({name: value for name, value in members.items() if value is not None})
 
 
 def _lost(lost: LostAttempt) -> bytes:

@@ -102,6 +102,26 @@ def test_outcomes_are_those_of_workers(lane: HttpLane) -> None:
     lane.assert_at_rest()
 
 
+def test_a_message_with_options_of_its_own_says_them_to_its_consumer(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+    far = int(time.time() * 1000) + 60_000
+    options: dict[Any, Any] = {"max_attempts": 2, "timeout": 5000, "expires": far, "priority": 3}
+    lane.redis.xadd(lane.keys.stream, {"ticket_id": "T1", "payload": "1", **options})
+    lane.push("T1", {"n": 1})
+    first = consumer.one()
+    assert first["options"] == {"max_attempts": 2, "timeout_ms": 5000, "expires_ms": far}
+    assert consumer.acknowledge(first, "failed", error="no stock", delay=0).status == 200
+    again = consumer.one()
+    # It has begun, so it does not expire any more.
+    assert again["options"] == {"max_attempts": 2, "timeout_ms": 5000}
+    assert consumer.acknowledge(again, "failed", error="no stock", delay=0).status == 200
+    other = consumer.one()
+    assert "options" not in other
+    assert consumer.acknowledge(other).status == 200
+    lane.wait_done(2)
+    assert [letter["reason"] for letter in lane.dead_letters()] == ["gave up after 2 attempts"]
+
+
 def test_wrong_fences_foreign_ids_and_other_incarnations_change_nothing(lane: HttpLane) -> None:
     consumer, other = lane.consumer("h1"), lane.consumer("h2")
     lane.push("T1", {"n": 0})
