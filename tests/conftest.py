@@ -52,7 +52,17 @@ hypothesis.settings.load_profile("any machine")
 
 # The apps of the tests.
 read_by_apps(
-    "ADOPTED_", "ANYWHERE_", "CHAOS_", "COUNTER_", "ODD_", "SERVICE_", "SHOP", "SOAK_", "SUBSCRIBERS_", "VERSIONS_"
+    "ADOPTED_",
+    "ANYWHERE_",
+    "CHAOS_",
+    "COUNTER_",
+    "ODD_",
+    "REFUSING_",
+    "SERVICE_",
+    "SHOP",
+    "SOAK_",
+    "SUBSCRIBERS_",
+    "VERSIONS_",
 )
 # What PySpark writes into the environment of a process that has started Java. Nodes read it when they start one.
 read_by_apps("JAVA_HOME", "PYSPARK_", "SPARK_")
