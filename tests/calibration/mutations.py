@@ -17,6 +17,7 @@ RECOVERY = "bridge/leader/consumers/lease_watch.py"
 CHAIN = "bridge/leader/picture/chain.py"
 PUSHER = "bridge/producer/pusher.py"
 READY = "bridge/leader/picture/ready.py"
+LANE = "bridge/leader/picture/lane.py"
 RECORDS = "bridge/leader/picture/ticket_records.py"
 SETTLING = "bridge/leader/picture/settling.py"
 BATCH = "routing/batch.py"
@@ -125,6 +126,29 @@ MUTATIONS = [
                 "        (ticket.waiting.appendleft if priority > 5 else ticket.waiting.append)(message)\n",
             ),
         ),
+    ),
+    Mutation(
+        "a delayed message goes out before it is due",
+        "promise 1",
+        "delayed",
+        ("ledger: early",),
+        (Edit(LANE, "        if options.due_ms < self.late_before_ms:\n", "        if True:\n"),),
+    ),
+    Mutation(
+        "a message that is due goes before those that were added until then",
+        "promise 1",
+        "delayed",
+        ("ledger: reordered", "audit: reordered"),
+        (Edit(LANE, "while at > first and ticket.waiting[at - 1].place > place:", "while at > first:"),),
+        long=True,
+    ),
+    Mutation(
+        "a ticket does not wait for a message that is held",
+        "promise 1",
+        "delayed",
+        ("ledger: early",),
+        (Edit(READY, "        if ticket.begun or due_ms <= self.now_ms():\n", "        if True:\n"),),
+        long=True,
     ),
     # -- I2: at most one run of a ticket is in flight, and each message begins after the success before ------------
     Mutation(

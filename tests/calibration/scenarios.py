@@ -26,6 +26,8 @@ from tests.chaos.versions import in_versions
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
+#: How long messages are delayed, in ms, and how much earlier they may seem to start, in ns: two clocks were read.
+DELAY_MS, EARLY_NS = 1500, 50_000_000
 #: Seconds of a lease that outlasts such a task, although nobody has renewed it for a third of it when that begins.
 SET_LEASE_S = 5.0
 #: Threads of a master that leads only lanes that sleep, and seconds until all do: after five without work.
@@ -75,6 +77,28 @@ def refusals(stage: Stage) -> None:
         for priority in (0, 3, 9, 1):
             stage.push(f"T{ticket}", ms=1, priority=priority)
     stage.wait_settled()
+
+
+def delayed(stage: Stage) -> None:
+    """Messages are due while older ones of their tickets wait, and newer ones come; one that is held is not due."""
+    stage.master("m1", wait=False)
+    stage.worker("w1", slots=4, wait=False)
+    stage.wait_led(1)
+    due, due_ns = time.time_ns() // 1_000_000 + DELAY_MS, now_ns() + DELAY_MS * 1_000_000
+    for ticket in ("D0", "D1"):
+        stage.push(ticket, number=3, due=due)
+        for number, ms in enumerate((700, 1200, 1)):
+            stage.push(ticket, number=number, ms=ms)
+    stage.push("held", due=due, hold=1)
+    stage.push("held", ms=1)
+    stage.wait_for(lambda: now_ns() > due_ns, "all to be due")
+    for ticket in ("D0", "D1"):
+        stage.push(ticket, number=4)
+    stage.wait_settled()
+    for execution in stage.ledger.executions():
+        number = 0 if execution.ticket == "held" else 3
+        if execution.n == number and execution.start_ns < due_ns - EARLY_NS:
+            stage.find("ledger", "early", f"{execution.ticket}: number {number} started before it was due")
 
 
 def _with_effects_that_fail(stage: Stage) -> None:
@@ -465,6 +489,7 @@ SUBSCRIBED = {
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     "steady": steady,
     "refusals": refusals,
+    "delayed": delayed,
     "long tasks": long_tasks,
     "frozen main process": frozen_main,
     "clock set": clock_set,

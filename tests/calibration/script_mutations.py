@@ -10,6 +10,7 @@ LEAD, RENEW, RESIGN = (f"{LUA}/{name}.lua" for name in ("lead", "renew", "resign
 FOLLOW = f"{LUA}/follow.lua"
 READ, REGISTER, REROUTE = (f"{LUA}/{name}.lua" for name in ("read", "register", "reroute"))
 LEAVE_LAYOUT = f"{LUA}/leave_layout.lua"
+MOVE_DUE = f"{LUA}/move_due.lua"
 DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
 TAKE, ACKNOWLEDGE = f"{LUA}/take.lua", f"{LUA}/acknowledge.lua"
 
@@ -25,6 +26,54 @@ def _script(name: str, breaks: str, file: str, test: str, old: str, new: str) ->
 
 SCRIPT_MUTATIONS = [
     # -- I1 ----------------------------------------------------------------------------------------------------------
+    _script(
+        "a delayed message is moved and stays delayed",
+        "I1",
+        MOVE_DUE,
+        "test_delaying::test_a_message_is_moved_once",
+        "redis.call('ZREM', KEYS[2], unpack(members))",
+        "",
+    ),
+    _script(
+        "a moved message is not known to be late",
+        "I1",
+        MOVE_DUE,
+        "test_delaying::test_what_is_due_is_moved_with_its_entry_and_is_late_from_then_on",
+        "redis.call('ZADD', KEYS[3], unpack(scored))",
+        "",
+    ),
+    _script(
+        "a delayed message is moved before it is due",
+        "I1",
+        MOVE_DUE,
+        "test_delaying::test_nothing_is_moved_before_it_is_due",
+        "'-inf', upto, 'WITHSCORES'",
+        "'-inf', '+inf', 'WITHSCORES'",
+    ),
+    _script(
+        "a message that was late stays late when it is done",
+        "I9",
+        ADVANCE,
+        "test_delaying::test_a_message_that_is_over_leaves_nothing_behind",
+        "call_chunked({'ZREM', KEYS[13]}, first, size)\n",
+        "",
+    ),
+    _script(
+        "a new leader delays a message until its first due time",
+        "I6",
+        ADVANCE,
+        "test_delaying::test_a_due_time_that_an_operator_changed_stays_when_the_message_is_delayed_again",
+        "KEYS[12], 'NX'}",
+        "KEYS[12]}",
+    ),
+    _script(
+        "a delayed message is moved before what was added until it was due",
+        "promise 1",
+        MOVE_DUE,
+        "test_delaying::test_what_was_added_until_it_was_due_is_read_before_it_is_moved",
+        "if not unread.err and #unread > 0 then",
+        "if false then",
+    ),
     _script(
         "a run that moves is not claimed back",
         "I1",

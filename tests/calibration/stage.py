@@ -201,13 +201,14 @@ class Stage:
         kind: str = "",
         version: str = "",
         generation: int = 0,
+        number: int | None = None,
         **options: int,
     ) -> str:
         """One message. It goes wrong before attempt ``until``, in the way of ``how``; with ``dies``, always.
-        ``kind``: what filters look at. ``version``: of the stream. ``generation``: of its layout. ``options``: of the
-        message; one that ``expires`` has expired.
+        ``kind``: what filters look at. ``version``: of the stream. ``generation``: of its layout. ``number``: its place
+        among those of its ticket; None: the next. ``options``: of the message; one that ``expires`` has expired.
         """
-        n = self._number(ticket)
+        n = self._number(ticket) if number is None else number
         payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
         payload |= {"v": version} if version else {}
         of = (version, generation)

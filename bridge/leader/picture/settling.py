@@ -104,9 +104,9 @@ class Settling:
             self._measure(message.task, outcome.service_ms)
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)
-        batch.acknowledged.append(message.id)
         if message.options is not None and message.options.due_ms:
             batch.over.append(member_of(message.id))
+        batch.acknowledged.append(message.id)
         dropped = outcome.kind is Kind.DROPPED
         batch.count("dropped" if dropped else "done")
         if self._historical:
