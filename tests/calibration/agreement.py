@@ -37,6 +37,7 @@ class Moment:
     endless: Iterable[str] = ()
     #: Ids that are in the stream; None: nobody deletes from it.
     parked_prefix: str = field(default="master/parked/")
+    delayed_name: str = field(default="master/delayed")
 
 
 def disagreements(moment: Moment) -> list[tuple[str, str]]:
@@ -54,7 +55,7 @@ def disagreements(moment: Moment) -> list[tuple[str, str]]:
             if not record.parked and owner != wanted:
                 found.append((STATE, f"{id_} of {ticket} should be pending under {wanted}, and is under {owner}"))
     for id_, owner in moment.pending.items():
-        if owner == moment.master or owner.startswith(moment.parked_prefix):
+        if owner in (moment.master, moment.delayed_name) or owner.startswith(moment.parked_prefix):
             continue
         if id_ not in named:
             found.append((STATE, f"{id_} is pending under {owner}, and no record says why"))

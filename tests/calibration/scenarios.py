@@ -89,14 +89,16 @@ def delayed(stage: Stage) -> None:
         stage.push(ticket, number=3, due=due)
         for number, ms in enumerate((700, 1200, 1)):
             stage.push(ticket, number=number, ms=ms)
+    stage.push("alone", due=due)
     stage.push("held", due=due, hold=1)
     stage.push("held", ms=1)
     stage.wait_for(lambda: now_ns() > due_ns, "all to be due")
     for ticket in ("D0", "D1"):
         stage.push(ticket, number=4)
     stage.wait_settled()
+    stage.messages.sort(key=lambda message: message.n)
     for execution in stage.ledger.executions():
-        number = 0 if execution.ticket == "held" else 3
+        number = 3 if execution.ticket.startswith("D") else 0
         if execution.n == number and execution.start_ns < due_ns - EARLY_NS:
             stage.find("ledger", "early", f"{execution.ticket}: number {number} started before it was due")
 
