@@ -135,6 +135,30 @@ def test_a_due_message_of_a_parked_ticket_is_put_aside_and_goes_out_in_order(lan
     assert_nothing_left(lane)
 
 
+def test_delayed_entries_that_were_changed_by_hand_are_delayed_again(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    ids = [push(lane, "A", n, 60_000) for n in range(4)]
+    wait_until(lambda: delayed(lane) == 4, description="the messages to be delayed")
+    stream, group = lane.keys.stream, lane.keys.group
+    # One is acknowledged, one claimed, one deleted, and one is not in the set any more
+    lane.redis.xack(stream, group, ids[0])
+    lane.redis.xclaim(stream, group, "somebody", 0, [ids[1]])
+    lane.redis.xdel(stream, ids[2])
+    lane.redis.zrem(lane.keys.delayed, member_of(ids[3]))
+    left = [ids[0], ids[1], ids[3]]
+    wait_until(
+        lambda: lane.in_flight("master/delayed") == left and delayed(lane) == 3,
+        description="them to be delayed again",
+    )
+    assert [letter["message_id"] for letter in lane.dead_letters()] == [ids[2]]
+    wait_until(lambda: lane.count("tampered"), description="the changes to be counted")
+    give(lane.server.client(), lane.keys, ChangeDelayed(DelayedAct.NOW, tuple(left)))
+    wait_until(lambda: lane.log("A") == [0, 1, 3], description="the others to be handled")
+    assert_nothing_left(lane)
+
+
 @pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
     lane: LaneUnderTest, rounds: int, capsys: pytest.CaptureFixture[str]
