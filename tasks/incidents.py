@@ -7,6 +7,7 @@ runs again on the state before it, and an event that succeeded never runs again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -16,9 +17,13 @@ from zlib import crc32
 from redis import Redis
 
 from bridge.app.task import TicketTask
+from bridge.stack.demo.follow_ups import FIRST, FOLLOW_UP_S, SECOND, has_follow_ups
 from tasks import app
 
 State = dict[str, str]
+
+#: Seconds until the first of two follow-ups of an incident; 0: none has any.
+FIRST_DUE_S = float(os.environ.get(FOLLOW_UP_S, "0"))
 
 #: In these states an incident is over. A change from one of them to any other state is a reopening.
 DONE_STATES = ("Resolved", "Closed")
@@ -35,6 +40,10 @@ def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> N
     """Applies one event of an incident log to the incident's state. Raises `OutOfOrder`."""
     if self.ticket is None:
         raise RuntimeError("record_event runs only as a message of a ticket: call record_event.push(ticket_id, event)")
+    if int(payload["seq"]) < 0:
+        # A follow-up, which is due some time after the first event: somebody should look at the incident again.
+        self.ticket.effects.rpush(f"follow_ups:{ticket_id}", payload["seq"])
+        return
     key = f"incident:{ticket_id}"
     state: Any = database().hgetall(key)
     expected = int(state.get("seq", 0)) + 1
@@ -42,6 +51,11 @@ def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> N
         raise OutOfOrder(f"incident {ticket_id} got event {payload['seq']} where event {expected} was due")
     changed: dict[Any, str] = fold(state, payload)
     self.ticket.effects.hset(key, mapping=changed)
+    if FIRST_DUE_S and expected == 1 and has_follow_ups(ticket_id):
+        for number in (SECOND, FIRST):
+            # The key: an event whose worker died runs again, and pushes no other follow-up.
+            key = f"follow-up {number} of {self.ticket.message_id}"
+            record_event.push(ticket_id, {"seq": number}, delay=-number * FIRST_DUE_S, idempotency_key=key)
 
 
 def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:

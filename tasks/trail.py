@@ -20,4 +20,6 @@ def note_event(self: TicketTask, ticket_id: str, payload: Mapping[str, Any]) -> 
     """Adds one event of an incident log to the incident's trail."""
     if self.ticket is None:
         raise RuntimeError("note_event runs only as a message of a ticket")
+    if int(payload["seq"]) < 0:
+        return  # a follow-up, and no event
     self.ticket.effects.rpush(f"trail:{ticket_id}", line_of(payload))

@@ -5,8 +5,9 @@
 3. When 40 % of the work of all subscriptions is done, one worker gets SIGKILL, and another one is started.
 4. When everything is handled, the ledger of executions and the states in Redis are compared with what Spark computed.
 
-The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis and
-its part of the ledger.
+One incident of fifty gets two follow-ups, which are delayed messages: the verdict says whether they came in time and in
+order. The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis
+and its part of the ledger.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bridge.link.connections import UNAVAILABLE
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.routing.records import parse
 from bridge.stack.child import Child
+from bridge.stack.demo.follow_ups import FOLLOW_UP_S, has_follow_ups, judge_follow_ups
 from bridge.stack.demo.ledger import read_ledger
 from bridge.stack.demo.progress import Counts, ProgressView, read_counts
 from bridge.stack.demo.verdict import (
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 #: The name of the subscription that keeps an audit trail.
 TRAIL = "audit_trail"
 GENERATED_EVENTS, GENERATED_TICKETS = 20_000, 3_500
+#: Seconds after which the first follow-up of an incident is due.
+FIRST_DUE_S = 1.5
 #: Share of the messages that are handled when a worker is killed.
 KILL_AT = 0.4
 #: Seconds without any progress after which the run counts as stuck, once the push has begun.
@@ -95,7 +99,8 @@ class Demo:
             raise ConfigurationError(f"the demo needs a folder of its own, and {plan.directory} is not empty")
         self.ledger_dir = plan.directory / "ledger"
         self.states_file = plan.directory / "states.jsonl"
-        with_ledger = Plan(**{**vars(plan), "env": {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir)}})
+        environment = {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir), FOLLOW_UP_S: str(FIRST_DUE_S)}
+        with_ledger = Plan(**{**vars(plan), "env": environment})
         self.stack = Stack(with_ledger, [lane for each in lanes.values() for lane in each], stop, self._say)
         self._stream = stream
         self._name, self._lanes = next(iter(lanes.items()))
@@ -131,7 +136,7 @@ class Demo:
         expected = self._expected_states()
         total = sum(int(state["events"]) for state in expected.values())
         self._say(f"log       {total:,} events of {len(expected):,} incidents")
-        kill, problems = self._handle(log, total)
+        kill, problems = self._handle(log, total, 2 * sum(map(has_follow_ups, expected)))
         verdict = self._judge(expected, kill, problems)
         self._print(verdict)
         text = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -158,14 +163,14 @@ class Demo:
                 states[found["ticket_id"]] = found["state"]
         return states
 
-    def _handle(self, log: str, total: int) -> tuple[Kill, list[str]]:
+    def _handle(self, log: str, total: int, follow_ups: int) -> tuple[Kill, list[str]]:
         """Pushes the log and waits until it is handled, killing a worker on the way; the kill, and what went wrong."""
         kill = Kill("", f"w{len(self.stack.workers) + 1}")
         problems: list[str] = []
         push_job = self._start_push(log)
         progressed_at = time.monotonic()
         last: tuple[int, bool] | None = None
-        with ProgressView(self._console, total) as view:
+        with ProgressView(self._console, total + follow_ups) as view:
 
             def is_over() -> bool:
                 nonlocal progressed_at, last
@@ -257,8 +262,9 @@ class Demo:
             trail = TrailVerdict(of_trail.done, of_trail.dead, judge(everything.of(TRAIL), events, killed), complete)
             problems += [f"audit trail: {line}" for line in trail.findings.examples] + incomplete
         equal, differences = compare_states(expected, self._actual_states(list(expected)))
+        follow_ups = judge_follow_ups(ledger, events, FIRST_DUE_S)
         return DemoVerdict(
-            messages=sum(events.values()),
+            messages=sum(events.values()) + follow_ups.wanted,
             tickets=len(expected),
             done=counts.done,
             dead=counts.dead,
@@ -269,6 +275,7 @@ class Demo:
             killed=kill.name,
             lease_s=self._lanes[0].lease,
             trail=trail,
+            follow_ups=follow_ups,
         )
 
     def _dead_letters(self) -> list[str]:

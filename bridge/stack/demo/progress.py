@@ -94,10 +94,16 @@ def _counts_of(lane: LaneSettings, replies: Sequence[Any]) -> Counts:
         pushed=_added(stream),
         done=int(counts[0] or 0),
         dead=int(counts[1] or 0),
-        in_flight={_text(c["name"]): c["pending"] for c in consumers if _text(c["name"]) != lane.master},
+        in_flight={_text(c["name"]): c["pending"] for c in consumers if not _is_masters(c, lane)},
         retrying=int(retrying),
         leader=read_token(leader).holder if leader else None,
     )
+
+
+def _is_masters(consumer: Any, lane: LaneSettings) -> bool:
+    """Whether the name in the group is that of the master, or of messages that are delayed or parked."""
+    name = _text(consumer["name"])
+    return name == lane.master or name.startswith(f"{lane.master}/")
 
 
 def _added(stream: Any) -> int:

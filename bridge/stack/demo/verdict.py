@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 from zlib import crc32
 
+from bridge.stack.demo.follow_ups import FollowUps
 from bridge.stack.demo.ledger import Kind, Ledger, Record
 
 #: Examples of each kind of fault that are kept for the report.
@@ -81,12 +82,15 @@ class DemoVerdict:
     lease_s: float = 0.0
     #: None: the app has no audit trail.
     trail: TrailVerdict | None = None
+    #: None: there are none.
+    follow_ups: FollowUps | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the promise was kept, by all subscriptions."""
         complete = self.done == self.messages and self.dead == 0 and self.states_equal == self.tickets
-        return complete and self.findings.clean and self.trail_ok and not self.problems
+        follow_ups_ok = self.follow_ups is None or self.follow_ups.ok
+        return complete and self.findings.clean and self.trail_ok and follow_ups_ok and not self.problems
 
     @property
     def trail_ok(self) -> bool:
@@ -130,7 +134,7 @@ def judge(ledger: Ledger, expected: Mapping[str, int], killed: Mapping[int, int]
         records.sort(key=lambda record: record.at_ns)
         _judge_order(ticket, records, findings, faults["reordered"])
         _judge_overlaps(ticket, records, killed, findings, faults["overlapped"])
-        starts = Counter(record.seq for record in records if record.kind is Kind.START)
+        starts = Counter(record.seq for record in records if record.kind is Kind.START and record.seq >= 0)
         findings.repeated += sum(starts.values()) - len(starts)
         count = expected.get(ticket, 0)
         strange = [seq for seq in starts if not 1 <= seq <= count]
@@ -150,8 +154,8 @@ def judge(ledger: Ledger, expected: Mapping[str, int], killed: Mapping[int, int]
 def _judge_order(ticket: str, records: Iterable[Record], findings: Findings, faults: list[str]) -> None:
     last = 0
     for record in records:
-        if record.kind is not Kind.DONE:
-            continue
+        if record.kind is not Kind.DONE or record.seq < 0:
+            continue  # a follow-up, which `follow_ups` judges
         if record.seq not in (last, last + 1) or record.seq == 0:
             findings.reordered += 1
             faults.append(f"reordered: {ticket} event {record.seq} succeeded after event {last}")

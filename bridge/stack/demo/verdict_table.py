@@ -37,6 +37,13 @@ def verdict_table(verdict: DemoVerdict) -> Table:
         note = f"of {verdict.tickets:,} complete, a second subscription: {trail.done:,} messages, {said}"
         bad = "" if verdict.trail_ok else "bold red"
         table.add_row("audit trails", Text(f"{trail.complete:,}", style=bad), Text(note, style=bad))
+    if (later := verdict.follow_ups) is not None:
+        note = (
+            f"of {later.wanted:,} delayed messages, {later.early:,} early, {later.reordered:,} out of order; "
+            f"late by {duration(later.median_late_s * 1000)} (median), at most {duration(later.max_late_s * 1000)}"
+        )
+        bad = "" if later.ok else "bold red"
+        table.add_row("follow-ups", Text(f"{later.came:,}", style=bad), Text(note, style=bad))
     row("throughput", round(verdict.throughput), None, f"messages per second, over {duration(findings.seconds * 1000)}")
     found = verdict.reroute
     if found is None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.routing.errors import InputError
+from bridge.stack.demo.follow_ups import FIRST, SECOND, FollowUps, has_follow_ups, judge_follow_ups
 from bridge.stack.demo.ledger import Kind, Ledger, Process, Record, file_name, read_ledger
 from bridge.stack.demo.verdict import (
     DemoVerdict,
@@ -226,3 +227,45 @@ class TestTheFile:
         (tmp_path / file_name(7, 99)).write_bytes(whole + line + b"\n" + whole)
         with pytest.raises(InputError, match=r"7-99\.ledger, line 2: no record"):
             read_ledger(tmp_path)
+
+
+#: Two incidents with follow-ups, and one without.
+ONE, TWO = [f"T{n}" for n in range(2000) if has_follow_ups(f"T{n}")][:2]
+NONE = next(f"T{n}" for n in range(2000) if not has_follow_ups(f"T{n}"))
+
+
+def handled(book: Book, ticket: str, first: float, second: float) -> Book:
+    """An event, and its follow-ups at these times in ms; the first one is due after 1000 ms."""
+    return book.ran(ticket, 1, 0, 10).ran(ticket, FIRST, first, first + 5).ran(ticket, SECOND, second, second + 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "early", "reordered", "late_s"),
+    [(1000, 2000, 0, 0, 0.0), (1500, 2100, 0, 0, 0.3), (900, 2000, 1, 0, 0.0), (2200, 2100, 0, 1, 0.65)],
+    ids=["in time", "late", "early", "reordered"],
+)
+def test_follow_ups_come_in_time_and_in_order(
+    first: float, second: float, early: int, reordered: int, late_s: float
+) -> None:
+    book = handled(Book(), ONE, first, second)
+    found = judge_follow_ups(book.ledger, [ONE, NONE], 1.0)
+    assert (found.wanted, found.came, found.early, found.reordered) == (2, 2, early, reordered)
+    assert found.median_late_s == pytest.approx(late_s)
+    assert found.ok == (not early and not reordered)
+    # They are no events, and nothing is wrong with these.
+    assert book.judged({ONE: 1}).clean
+
+
+def test_a_follow_up_that_did_not_come_is_missed() -> None:
+    book = handled(Book(), ONE, 1000, 2000).ran(TWO, 1, 0, 10).ran(TWO, FIRST, 1000, None)
+    found = judge_follow_ups(book.ledger, [ONE, TWO], 1.0)
+    assert (found.wanted, found.came, found.ok) == (4, 2, False)
+    good = FollowUps(2, 2, 0, 0, 0.1, 0.2)
+    assert DemoVerdict(9, 3, 9, 0, Findings(), 3, follow_ups=good).ok
+    assert not DemoVerdict(9, 3, 9, 0, Findings(), 3, follow_ups=found).ok
+    assert judge_follow_ups(Ledger(), [NONE], 1.0) == FollowUps(0, 0, 0, 0, 0.0, 0.0)
+
+
+def test_a_follow_up_beside_another_execution_overlaps() -> None:
+    book = Book().ran("A", 1, 0, 100).ran("A", FIRST, 50, 60, pid=101)
+    assert book.judged({"A": 1}).overlapped == 1
