@@ -137,7 +137,7 @@ def push_rows(client: Redis, places: Places, rows: Sequence[Sequence[Argument]])
     arguments: list[Argument] = [places.layout.text, places.numbers, *places.signs]
     for words in rows:
         arguments += (len(words), *words)
-    reply = _PUSH_ROWS.run(client, [layout_key(places.base), *places.streams], arguments)
+    reply = _PUSH_ROWS.run(client, [layout_key(places.base), *places.streams], arguments, loads=True)
     return [code_of(reply[0]), *reply[1:]]
 
 

@@ -30,11 +30,17 @@ class Script:
         self.text = with_shared(FOLDER.joinpath(f"{name}.lua").read_text(encoding="utf-8"))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    def run(self, client: Redis, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
-        """Runs the script and returns its reply. One round trip; two when the server does not know the script."""
+    def run(self, client: Redis, keys: Sequence[Argument], args: Sequence[Argument], *, loads: bool = False) -> Any:
+        """Runs the script and returns its reply. One round trip; two when the server does not know the script.
+
+        ``loads``: for users who may load a script, and not send its text with a call (EVAL).
+        """
         try:
             return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
         except NoScriptError:
+            if loads:
+                client.script_load(self.text)
+                return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
             return client.execute_command("EVAL", self.text, len(keys), *keys, *args)
 
     async def arun(self, client: AsyncRedis, keys: Sequence[Argument], args: Sequence[Argument]) -> Any:
