@@ -10,9 +10,11 @@ from redis.exceptions import NoScriptError, ResponseError
 from bridge.routing.batch import Batch
 from bridge.routing.delaying import move_due
 from bridge.routing.effects import Success, apply, tell
+from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import Lead, attend, begin_term, depart, lead, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
+from bridge.routing.notices import note_told
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
@@ -22,6 +24,7 @@ from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
 from bridge.routing.subscribing import unsubscribe
+from bridge.routing.ticks import LastTick, Pusher, drop_ticks, tick
 from bridge.routing.transitions import (
     adopt,
     advance,
@@ -52,6 +55,9 @@ AT = Partition("ticket_stream", "{ticket_stream}/push/run", 0, 0, 1, None, 60)
 NUMBERS = Tickets("ticket_stream", "{ticket_stream}/push", 7, None, 60)
 #: A push to a stream that is not split.
 PLACES = places_of("ticket_stream", Layout(), [0])
+
+#: Who pushes the ticks of a schedule.
+PUSHER = Pusher("ticket_stream", [LaneKeys("ticket_stream", "bridge").leader], TOKEN)
 
 #: A call of each script that is refused or changes little, so that any order will do.
 CALLS: dict[str, Callable[[World], object]] = {
@@ -100,6 +106,9 @@ CALLS: dict[str, Callable[[World], object]] = {
     "forget_layout": lambda w: forget_layout(w.client, "ticket_stream", next_layout(Layout(), 2)),
     "note_wait": lambda w: note_wait(w.client, "ticket_stream", "who", "why", 1),
     "settle_push": lambda w: settle_push(w.client, AT.guard, 0, 1, "{}", 60),
+    "tick": lambda w: tick(w.client, PUSHER, "shop/x", None, LastTick(1, "every 5 s"), Layout(), "shop.task", ()),
+    "drop_ticks": lambda w: drop_ticks(w.client, PUSHER, ["shop/x"]),
+    "notified": lambda w: note_told(w.client, w.keys, TOKEN, 1),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
 }
 
