@@ -3,6 +3,8 @@
 In: structured (``application/cloudevents+json``), batched (``application/cloudevents-batch+json``) and binary (the
 attributes are headers with ``ce-``). The data is the payload. An event has the identity of its ``source`` and ``id``:
 it is pushed once, as with an idempotency key.
+
+Out: a receive with ``Accept: application/cloudevents-batch+json`` answers a batch.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
+import orjson
+
+from bridge.http.given_messages import Given, lost_document, own_document
 from bridge.http.problems import Problem
 
 STRUCTURED = "application/cloudevents+json"
@@ -21,8 +26,6 @@ VERSION = "1.0"
 _HEADER = "ce-"
 #: The attributes that an event must have, and the one that names its ticket.
 REQUIRED = ("specversion", "id", "source", "type", "partitionkey")
-#: The type of the events that are handed out.
-MESSAGE_TYPE = "ticket-bridge.message"
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
@@ -65,28 +68,36 @@ def key_of(events: Iterable[Mapping[str, Any]]) -> str:
     return f"cloudevents {seen.hexdigest()}"
 
 
-def event_of(message: Mapping[str, Any], stream: str) -> dict[str, Any]:
-    """A message that is handed out, as an event. ``stream``: of its lane.
+def wants_events(accept: str) -> bool:
+    """Whether the header ``Accept`` asks for a batch of events."""
+    return any(part.partition(";")[0].strip().lower() == BATCHED for part in accept.split(","))
 
-    What belongs to the delivery, such as the fence, is in attributes of their own.
-    """
-    ms, _, _ = str(message["message_id"]).partition("-")
-    event = {
+
+def events_of(given: Iterable[Given], stream: str, deadline_ms: int) -> bytes:
+    """Messages that are handed out, as a batch. ``stream``: the app's."""
+    return orjson.dumps([_event_of(one, stream, deadline_ms) for one in given])
+
+
+def _event_of(given: Given, stream: str, deadline_ms: int) -> dict[str, Any]:
+    """What belongs to the delivery, such as the fence, is in attributes of their own: an acknowledgement needs it."""
+    ms, _, _ = given.message_id.partition("-")
+    event: dict[str, Any] = {
         "specversion": VERSION,
-        "id": message["message_id"],
+        "id": given.message_id,
         "source": f"/streams/{quote(stream, safe='')}",
-        "type": message.get("task") or MESSAGE_TYPE,
-        "partitionkey": message["ticket_id"],
+        "type": given.task,
+        "partitionkey": given.ticket,
         "time": datetime.fromtimestamp(int(ms) / 1000, UTC).isoformat(timespec="milliseconds"),
         "datacontenttype": "application/json",
         # Integers of CloudEvents have 32 bits.
-        **{name: str(message[member]) for name, member in _DELIVERY.items() if message.get(member) is not None},
-        "data": message["payload"],
+        "fence": str(given.fence),
+        "attempt": given.attempt,
+        "deadlinems": str(deadline_ms),
+        # As the producer wrote it.
+        "data": orjson.Fragment(given.payload),
     }
-    if (lost := message.get("lost")) is not None:
-        event["lost"] = lost
+    if given.lost is not None:
+        event["lostattempt"] = orjson.dumps(lost_document(given.lost)).decode()
+    if given.own is not None:
+        event |= {name.replace("_", ""): str(value) for name, value in own_document(given.own).items()}
     return event
-
-
-#: Attribute -> the member of the message.
-_DELIVERY = {"fence": "fence", "attempt": "attempt", "deadlinems": "deadline_ms"}

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from bridge.http.access import Verb
 from bridge.http.acknowledging import Acknowledging, problem_of, result_of
+from bridge.http.cloud_events import BATCHED, wants_events
 from bridge.http.consumer_forms import (
     MOST_ITEMS,
     MOST_SLOTS,
@@ -92,8 +93,14 @@ async def leave(consumers: ConsumersOf, caller: Consuming, name: Name, life: Lif
     return Left()
 
 
-@router.get("/api/messages/next", summary="Receive messages", response_model=Messages, responses=documented(404, 410))
+@router.get(
+    "/api/messages/next",
+    summary="Receive messages",
+    response_model=Messages,
+    responses={**documented(404, 410), 200: {"content": {BATCHED: {"schema": {"type": "array"}}}}},
+)
 async def receive(
+    request: Request,
     consumers: ConsumersOf,
     caller: Consuming,
     consumer: Annotated[Name, Query(description="The name of the consumer.")],
@@ -111,10 +118,13 @@ async def receive(
     ] = None,
 ) -> Response:
     """Returns the messages that this incarnation was given and has not acknowledged, without those that it ``has``, and
-    then new ones, until it has as many as its concurrency. When there is none, it waits.
+    then new ones, until it has as many as its concurrency. When there is none, it waits. With `Accept:
+    application/cloudevents-batch+json` the messages are CloudEvents.
     """
     found = await consumers.find(caller, consumer, incarnation)
-    return _json(await consumers.receiving.receive(found, most, wait, has or ()))
+    events = wants_events(request.headers.get("accept", ""))
+    body = await consumers.receiving.receive(found, most, wait, has or (), events=events)
+    return Response(body, media_type=BATCHED) if events else _json(body)
 
 
 @router.post(

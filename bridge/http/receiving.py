@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bridge.http.given_messages import given_message
+from bridge.http.cloud_events import events_of
+from bridge.http.given_messages import given_message, read_given
 from bridge.http.incarnations import lease_over
 from bridge.routing.http_consumers import Taken, take
 
@@ -42,13 +43,18 @@ class Receiving:
         self._newest: dict[str, object] = {}
         self._events: dict[str, asyncio.Event] = {}
 
-    async def receive(self, incarnation: Incarnation, most: int, wait_s: float, has: Sequence[int]) -> bytes:
-        """The answer (JSON). Raises `Problem`, and redis errors."""
+    async def receive(
+        self, incarnation: Incarnation, most: int, wait_s: float, has: Sequence[int], *, events: bool = False
+    ) -> bytes:
+        """The answer: JSON, or a batch of CloudEvents. Raises `Problem`, and redis errors."""
         taken = await self._take(incarnation, most, has)
         if not taken.messages and wait_s > 0:
             with self._site.long_poll():
                 taken = await self._wait(incarnation, most, time.monotonic() + wait_s, has)
         deadline_ms = taken.now_ms + taken.left_ms
+        if events:
+            given = [read_given(message.text) for message in taken.messages]
+            return events_of(given, self._site.settings.lane.stream, deadline_ms)
         messages = b",".join(given_message(message.text, deadline_ms) for message in taken.messages)
         return b'{"messages":[%b],"lease_ms":%d}' % (messages, taken.left_ms)
 

@@ -18,6 +18,7 @@ from bridge.http.incarnations import Incarnation, lease_over
 from bridge.http.problems import Problem, unavailable
 from bridge.protocol.agreement import facts, leads_http
 from bridge.protocol.drain_orders import read_drain_order
+from bridge.protocol.health_url import checked_health_url
 from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, read_registration
 from bridge.routing.http_consumers import Enlisting, Heartbeat, enlist, heartbeat, leave
 from bridge.routing.return_codes import ReturnCode
@@ -55,6 +56,10 @@ class Registry:
     async def register(self, asked: Registering, lanes: Sequence[AppLane]) -> Incarnation:
         """Begins an incarnation in ``lanes``. Raises `Problem`, and redis errors."""
         self._check(asked, lanes)
+        if asked.health_url is not None:
+            networks = self._site.settings.http_health_networks
+            # It resolves the name.
+            await asyncio.to_thread(checked_health_url, asked.health_url, networks)
         lease_ms = lanes[-1].settings.lease_ms
         until = time.monotonic() + 1.5 * lease_ms / 1000
         while True:

@@ -23,6 +23,7 @@ from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
+from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of, soonest_first
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
 from bridge.inspect.pending import PendingState, Wanted, read_pending
@@ -46,8 +47,11 @@ router = APIRouter(tags=["views"])
 #: Threads of the views, and the most requests that wait for one.
 THREADS = 2
 WAITING = 32
-#: Most rows of one page.
+#: Most rows of one page, and most delayed messages that are read for it.
 MOST = 1000
+LOOKED_AT = 10_000
+#: The latest time that a sorted set keeps exactly.
+MOST_MS = 2**53
 
 #: The form of a message id.
 MESSAGE_ID = r"^[0-9]{1,19}-[0-9]{1,19}(@p[0-9]{1,4})?$"
@@ -104,7 +108,7 @@ async def status(site: SiteOf, caller: Reading, subscription: Subscription = Non
 @router.get(
     "/api/tickets/{ticket_id:path}",
     summary="Where a ticket is, and why it does not move",
-    responses=_responses("As `bridge ticket show --json`.", 404),
+    responses=_responses("As `bridge ticket show --json`, without what the ticket keeps.", 404),
 )
 async def ticket(
     site: SiteOf,
@@ -145,6 +149,42 @@ async def pending(
         some = lanes if ticket is None else lanes_with_ticket(lanes, ticket)
         wanted = Wanted(int(idle * 1000) or None, consumer, ticket, state)
         return read_pending(redis, some, wanted, after=after, limit=limit).document()
+
+    return await _view(site, caller, subscription, read)
+
+
+@router.get(
+    "/api/delayed", summary="The delayed messages", responses=_responses("As `bridge delayed list --json`.", 404)
+)
+async def delayed(
+    site: SiteOf,
+    caller: Reading,
+    subscription: Subscription = None,
+    ticket: TicketFilter = None,
+    task: Annotated[str | None, Query(max_length=512, description="Only of this task.")] = None,
+    mode: Annotated[Mode | None, Query(description="Only in this mode.")] = None,
+    after_ms: Annotated[
+        int | None, Query(ge=0, le=MOST_MS, description="Only due at this time (Unix ms) or later.")
+    ] = None,
+    before_ms: Annotated[int | None, Query(ge=0, le=MOST_MS, description="Only due by this time (Unix ms).")] = None,
+    limit: Limit = 100,
+) -> Response:
+    """What is due next comes first. `more` says whether there are others behind: `after_ms` goes on there."""
+
+    def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
+        now_ms = now_ms_of(redis)
+        wanted = Selection(ticket, task)
+        # The filter by ticket and task is applied here, so that what is read has a bound.
+        source = soonest_first(redis, lanes, Selection(None, None, after_ms, before_ms, mode))
+        found: list[dict[str, Any]] = []
+        more = False
+        for number, message in enumerate(source):
+            more = len(found) == limit or number == LOOKED_AT
+            if more:
+                break
+            if wanted.matches(message):
+                found.append(message.summary(now_ms))
+        return {"total": count_of(redis, lanes, Selection()), "more": more, "messages": found}
 
     return await _view(site, caller, subscription, read)
 

@@ -213,9 +213,8 @@ class Leader:
         """The URLs at which HTTP consumers may be asked whether they live, by name."""
         found = {}
         for consumer in list(self.lane.consumers.values()):
-            url = getattr(consumer.registration, "health_url", None)
-            if url is not None and consumer.alive:
-                found[consumer.name] = url
+            if consumer.registration is not None and consumer.registration.health_url is not None and consumer.alive:
+                found[consumer.name] = consumer.registration.health_url
         return found
 
     # -- the loop --------------------------------------------------------------------------------------------------

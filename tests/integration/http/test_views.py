@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import broker_environment
@@ -57,8 +58,9 @@ def test_a_view_is_what_the_command_prints(port: Port, valkey: EmbeddedServer) -
         done = run_command(broker_environment(valkey.url), *command, "--json", app=APP)
         shown = json.loads(done.stdout)
         for document in (answer.body, shown):
-            # It names the app of the command.
-            document.pop("why", None)
+            # It names the app of the command. What a ticket keeps is not for callers.
+            for name in ("why", "kept_state", "kept_state_error"):
+                document.pop(name, None)
             for message in document.get("messages", ()):
                 message.pop("idle_ms")
         assert (answer.status, answer.body) == (200, shown), path
@@ -98,6 +100,25 @@ def test_status_has_each_subscription(port: Port) -> None:
 )
 def test_what_cannot_be_read_is_said(port: Port, path: str, status: int) -> None:
     assert port.get(path).status == status
+
+
+def test_delayed_messages_are_listed_by_when_they_are_due(port: Port, valkey: EmbeddedServer) -> None:
+    keys = LaneKeys(STREAM, GROUP)
+    ids = []
+    for delay in (300, 100, 200):
+        pushed = port.post("/api/messages", {"ticket_id": f"T{delay}", "delay": delay}).body["message_ids"]
+        ids += pushed
+    with valkey.client() as client:
+        client.xgroup_create(STREAM, GROUP, "0")
+        for number, id_ in enumerate(ids):
+            # As the leader puts it there when it reads the entry.
+            client.zadd(keys.delayed, {member_of(id_): number})
+    found = port.get("/api/delayed?limit=2").body
+    assert [message["ticket_id"] for message in found["messages"]] == ["T300", "T100"]
+    assert (found["total"], found["more"]) == (3, True)
+    assert [m["ticket_id"] for m in port.get("/api/delayed?ticket=T200").body["messages"]] == ["T200"]
+    assert port.get("/api/delayed?after_ms=2&mode=overtake").body["more"] is False
+    assert port.get("/api/delayed?mode=never").status == 400
 
 
 def test_dead_letters_come_by_page_until_all_were_there(port: Port, valkey: EmbeddedServer) -> None:
