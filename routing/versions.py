@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_before, id_key
-from bridge.routing.keys import LaneKeys, follows_key, newer_key, schedule_key
+from bridge.routing.keys import LaneKeys, follows_key, newer_key
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
@@ -172,7 +172,7 @@ def leave_chain(client: Redis, stream: str) -> None:
         client.set(follows_key(newer), orjson.dumps(older))
     for name in older_versions(client, stream):
         client.srem(newer_key(name), stream)
-    client.delete(follows_key(stream), newer_key(stream), schedule_key(stream))
+    client.delete(follows_key(stream), newer_key(stream))
 
 
 def _circle(stream: str, older: str) -> str:

@@ -5,7 +5,7 @@ The lanes are those of all its consumer groups, whatever app they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -46,8 +46,8 @@ class LanesOfStream:
     def __init__(self, redis: Redis, stream: str, found: Sequence[str] = (), *, letters: bool) -> None:
         self._redis, self._stream, self._found, self._letters = redis, stream, found, letters
 
-    def delete(self, *, look: bool = False, keep: str = "") -> int:
-        """Deletes the stream and all keys of its lanes, except the key ``keep``. Returns how many keys.
+    def delete(self, *, look: bool = False, keep: Collection[str] = ()) -> int:
+        """Deletes the stream and all keys of its lanes, except the keys ``keep``. Returns how many keys.
 
         With ``look`` it only counts them.
 
@@ -57,7 +57,7 @@ class LanesOfStream:
             lanes = lanes_on(self._redis, self._stream, self._found)
             free, doomed = self._keys(lanes)
             groups = [keys.group for keys in lanes]
-            doomed = [key for key in doomed if key != keep]
+            doomed = [key for key in doomed if key not in keep]
             code, detail = retire(self._redis, self._stream, groups, list(free), doomed, look=look)
             if code is ReturnCode.OK:
                 return int(detail)

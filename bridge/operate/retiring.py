@@ -21,7 +21,7 @@ from redis.exceptions import NoPermissionError
 
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
-from bridge.routing.keys import layout_copy_key, layout_key, retired_key
+from bridge.routing.keys import layout_copy_key, layout_key, retired_key, schedule_key
 from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 TRIES = 5
 #: Characters that a pattern of SCAN would not take literally.
 _SPECIAL = re.compile(r"([\\\[\]*?^-])")
+#: What follows the hash tag in the key of a ticket's state (`LaneKeys.state`). States outlive the versions of a stream.
+_STATE = re.compile(":[^:]*:state:")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Retirement:
         deleted += self._redis.exists(*rest) if rest else 0
         for name in {self._stream, *self._parts}:
             leave_chain(self._redis, name)
+        self._redis.delete(schedule_key(self._stream))
         if rest:
             self._redis.unlink(*rest)
         # A user without the permission for SCAN did not find it.
@@ -142,7 +145,7 @@ class Retirement:
     def _retire(self, part: str, *, look: bool) -> int:
         lanes = LanesOfStream(self._redis, part, self._found[part], letters=self._letters)
         try:
-            return lanes.delete(look=look, keep=layout_key(self._stream))
+            return lanes.delete(look=look, keep=(layout_key(self._stream),))
         except StillUsed as exc:
             raise InputError(f"{part} cannot be retired: {exc.why}; nothing was changed") from None
 
@@ -173,7 +176,7 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
             key = raw.decode(errors="surrogateescape")
             tag, brace, rest = key.partition("}")
             part = tags.get(tag + brace)
-            if part is None or key == layout_key(stream):
+            if part is None or key == layout_key(stream) or _STATE.match(rest):
                 continue
             if rest.startswith(":") and part in found:
                 found[part].append(key)

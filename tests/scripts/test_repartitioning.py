@@ -9,7 +9,7 @@ import pytest
 
 from bridge.operate.deleting import LanesOfStream
 from bridge.operate.repartitioning import clear
-from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
+from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key, schedule_key
 from bridge.routing.layouts import claim_layout, find_layout, restore_layout, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once, push_rows
@@ -258,6 +258,23 @@ def test_messages_that_nobody_reads_in_a_partition_that_is_being_left_are_named(
     said = said_of(found[0], STREAM, known(client))
     assert said.startswith("orders:p0, an old partition that is being left, has 1 message that nobody reads: ")
     assert "orders:g1:p0 to orders:g1:p2" in said
+
+
+def test_what_belongs_to_the_whole_stream_stays_when_it_is_split(fresh: World) -> None:
+    """The home of its tickets' states, the states, and the ticks of its schedule."""
+    client, lane = fresh.client, LaneKeys(STREAM, "a")
+    client.xgroup_create(STREAM, "a", "0", mkstream=True)
+    client.set(lane.state_home, "orders:v0")
+    client.hset(lane.state("T"), "total", "1")
+    client.hset(schedule_key(STREAM), "shop/nightly", "1 1")
+    assert repartition(client, STREAM, known(client), next_layout(Layout(), 2))[0] is ReturnCode.OK
+    assert leave_layout(client, STREAM, known(client), ["a"])[0] is ReturnCode.OK
+    client.set(lane.fence, "7")
+    assert clear(client, STREAM, known(client)) == ""
+    assert not client.exists(STREAM, lane.fence)
+    kept = (lane.state_home, lane.state("T"), schedule_key(STREAM))
+    assert client.exists(*kept) == 3
+    client.delete(*kept)
 
 
 @pytest.mark.parametrize("how", ["entries", "stream"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bridge.routing.keys import LaneKeys, layout_key, retired_key, schedule_key
+from bridge.routing.layouts import claim_layout
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 
@@ -35,3 +37,20 @@ def test_a_dry_run_does_not_undo_a_retirement(shell: CommandLine, redis: Any) ->
     undone = shell("stream", "retire", "orders", "--undo", "--json")
     assert json.loads(undone.stdout) == {"dry_run": False, "stream": "orders", "undo": True}
     assert "was not retired" in shell("stream", "retire", "orders", "--undo", "--dry-run").stderr
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_states_of_tickets_outlive_the_version_that_had_them_first(
+    shell: CommandLine, redis: Any, partitions: int
+) -> None:
+    keys = LaneKeys("orders", "concurrency_stream_group")
+    redis.hset(keys.state("T:1"), "total", "3")
+    layout = claim_layout(redis, "orders", partitions)
+    for stream in layout.streams("orders"):
+        redis.xgroup_create(stream, keys.group, "0", mkstream=True)
+        redis.set(LaneKeys(stream, keys.group).fence, "1")
+    redis.hset(schedule_key("orders"), "shop/nightly", "1 1")
+    retired = shell("stream", "retire", "orders", "--yes")
+    assert retired.exit_code == 0, retired.stderr
+    left = {key.decode() for key in redis.scan_iter()}
+    assert left == {keys.state("T:1"), layout_key("orders"), retired_key("orders:v2")}
