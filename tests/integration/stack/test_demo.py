@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from bridge.spark.generate import incident_log, write_log
+from bridge.stack.demo.follow_ups import has_follow_ups
 from bridge.stack.ports import port_is_taken
 from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
 EVENTS, TICKETS = 1000, 150
+#: Two of each incident of this log that has any.
+FOLLOW_UPS = 2 * sum(has_follow_ups(f"INC{n:07}") for n in range(1, TICKETS + 1))
 SMALL = ("--workers", "2", "--concurrency", "1", "--masters", "1", "--lease", "1.5", "--no-flower")
 
 
@@ -58,7 +61,9 @@ class TestWithSpark:
         assert run.wait(timeout_s=240) == 0, run.logs()
         verdict = verdict_of(yard)
         assert verdict["ok"] is True
-        assert verdict["messages"] == verdict["done"] == EVENTS
+        later = verdict["follow_ups"]
+        assert (later["wanted"], later["came"], later["early"], later["reordered"]) == (FOLLOW_UPS, FOLLOW_UPS, 0, 0)
+        assert verdict["messages"] == verdict["done"] == EVENTS + FOLLOW_UPS
         assert verdict["tickets"] == verdict["states_equal"] == TICKETS
         faults = ("lost", "reordered", "overlapped", "unexpected", "dead")
         assert [verdict[fault] for fault in faults] == [0] * len(faults)
@@ -67,7 +72,7 @@ class TestWithSpark:
         assert verdict["problems"] == []
         trail = verdict["trail"]
         assert trail["ok"] is True
-        assert (trail["done"], trail["complete"]) == (EVENTS, TICKETS)
+        assert (trail["done"], trail["complete"]) == (EVENTS + FOLLOW_UPS, TICKETS)
         assert [trail[fault] for fault in faults] == [0] * len(faults)
         if verdict["reroute"] is not None:
             # The lease, one check per second, and a start on a busy machine.
@@ -76,6 +81,9 @@ class TestWithSpark:
         assert '"ok": true' in said
         assert "PASSED" in said
         assert "kill -9" in said
+        assert re.search(
+            rf"follow-ups +│ +{FOLLOW_UPS} │ of {FOLLOW_UPS} delayed messages, 0 early, 0 out of order", said
+        )
         assert re.search(r"audit trails +│ +150 │ of 150 complete", said)
         assert run.survivors() == []
 
@@ -85,8 +93,9 @@ class TestWithSpark:
         run = demo(yard, "--events", str(log), *SMALL, app="split", cwd=yard.folder)
         assert run.wait(timeout_s=240) == 0, run.logs()
         verdict = verdict_of(yard)
-        assert (verdict["done"], verdict["states_equal"]) == (EVENTS, TICKETS)
-        assert (verdict["trail"]["done"], verdict["trail"]["complete"]) == (EVENTS, TICKETS)
+        assert (verdict["done"], verdict["states_equal"]) == (EVENTS + FOLLOW_UPS, TICKETS)
+        assert (verdict["trail"]["done"], verdict["trail"]["complete"]) == (EVENTS + FOLLOW_UPS, TICKETS)
+        assert verdict["follow_ups"]["came"] == FOLLOW_UPS
 
     @pytest.mark.long
     def test_an_app_without_an_audit_trail_is_judged_without_it(self, yard: ProcessYard, log: Path) -> None:
