@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CALLS = 2
 #: Seconds until the next try when the script moved nothing that was due by the clock here.
 AGAIN_S = 0.05
+#: Seconds until the next call when some were moved: at a high rate, many are moved at once.
+GATHER_S = 0.005
 #: How far, in ms, the server's clock may be ahead of what is known of it here.
 AHEAD_MS = 20
 
@@ -121,7 +123,8 @@ class Delayed:
             self._reading.take_late(entry, int(float(entry[2])), batch)
         more = moved.next_ms is not None and moved.next_ms < moved.before_ms
         if not (more or coming):
-            self._tried_at, self._again_at = lane.read_to, time.monotonic() + AGAIN_S
+            pause_s = GATHER_S if moved.entries else AGAIN_S
+            self._tried_at, self._again_at = lane.read_to, time.monotonic() + pause_s
         return more and not lane.full
 
     # -- where late messages are -------------------------------------------------------------------------------------
