@@ -1,7 +1,7 @@
 """Delayed messages: their memory, how late they are, and what a flood of them costs others.
 
-First many messages are delayed for an hour. With all of them there, others are due at an even rate. Then many are due at
-one instant, while a few messages that are not delayed come. How late a message was moved is the server's account; how
+First many messages are delayed for an hour. With all of them there, others are due at an even rate. Then many are due
+at one instant, while a few messages that are not delayed come. How late a message was moved is the server's account; how
 late it started, the worker's. ``python -m benchmarks.delayed --help``.
 """
 
@@ -60,7 +60,7 @@ def rows_after(stack: Stack, last: str) -> tuple[list[Delivery], str]:
             return found, last
         for id_, fields in page:
             found += read_entry(id_, fields[b"d"])
-            last = id_.decode()
+            last = text_of(id_)
     return found, last
 
 
@@ -88,9 +88,8 @@ def of_due(rows: list[Delivery]) -> dict[str, int]:
 
 def server_ms(stack: Stack) -> int:
     """The server's time."""
-    time_: Any = stack.redis.time()
-    seconds, us = time_
-    return seconds * 1000 + us // 1000
+    found: Any = stack.redis.time()
+    return int(found[0]) * 1000 + int(found[1]) // 1000
 
 
 def memory(stack: Stack) -> int:
