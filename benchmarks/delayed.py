@@ -1,8 +1,8 @@
 """Delayed messages: their memory, how late they are, and what a flood of them costs others.
 
 First many messages are delayed for an hour. With all of them there, others are due at an even rate. Then many are due
-at one instant, while a few messages that are not delayed come. How late a message was moved is the server's account; how
-late it started, the worker's. ``python -m benchmarks.delayed --help``.
+at one instant, while a few messages that are not delayed come. How late a message was moved is the server's account;
+how late it started, the worker's. ``python -m benchmarks.delayed --help``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def rows_after(stack: Stack, last: str) -> tuple[list[Delivery], str]:
         for id_, fields in page:
             found += read_entry(id_, fields[b"d"])
             last = text_of(id_)
-    return found, last
 
 
 def shares(values: list[float]) -> str:
