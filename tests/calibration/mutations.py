@@ -81,9 +81,8 @@ MUTATIONS = [
         (
             Edit(
                 SETTLING,
-                "        batch.acknowledged.append(message.id)\n        if message.options",
-                "        if outcome.kind is Kind.DONE:\n            batch.acknowledged.append(message.id)\n"
-                "        if message.options",
+                "        batch.acknowledged.append(message.id)\n        dropped =",
+                "        batch.acknowledged += [message.id] if outcome.kind is Kind.DONE else []\n        dropped =",
             ),
         ),
         long=True,
