@@ -33,6 +33,7 @@ from bridge.operate.role_commands import (
     OWN,
     RECEIVING,
     RESULTS,
+    VIEWS,
     Role,
     commands_for_layout,
     commands_in,
@@ -95,6 +96,7 @@ def access(
     split: bool = False,
     own_keys: Sequence[str] = (),
     pushes: bool = False,
+    http: bool = False,
 ) -> Access:
     """The permissions that ``role`` needs in ``lanes``, which are on one stream, a lane for each subscription.
 
@@ -102,7 +104,7 @@ def access(
     versions of the stream.
 
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
-    messages themselves.
+    messages themselves. For masters only: ``http``, whether they listen for HTTP, and so push and read for others.
     """
     keys = lanes[0].keys
     groups = [literal(lane.keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}") for lane in lanes]
@@ -155,8 +157,11 @@ def access(
         if older:
             commands |= {*commands_in(FOLLOW.text), "mget", "xrevrange"}
         schedules = [literal(schedule_key(name)) for name in versions]
+        if http:
+            commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
+        pushed = [_pushed_once(keys.stream)] if http else []
         lives = http_consumer(literal(keys.stream), "*")
-        own = (*lane, *split_or_not, *older_ones, share, lives, *chain, *schedules, *BINDINGS, "celeryev.*")
+        own = (*lane, *split_or_not, *older_ones, share, lives, *pushed, *chain, *schedules, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]

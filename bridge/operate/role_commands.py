@@ -173,6 +173,9 @@ OWN: dict[Role, tuple[str, ...]] = {
     ),
 }
 
+#: Commands of the views of a master that listens for HTTP: what an operator reads with.
+VIEWS = tuple(command for command in OWN[Role.OPERATOR] if command not in ("blpop", "xadd", "xdel"))
+
 
 @cache
 def commands_of_scripts(role: Role) -> frozenset[str]:
