@@ -1,5 +1,5 @@
 """A repartition together with what else may go on: large steps, a subscription beyond its lag, a worker that is stopped
-while it starts again, versions that were dropped.
+while it starts again, versions that were dropped, delayed messages.
 """
 
 from __future__ import annotations
@@ -99,3 +99,26 @@ def test_a_version_that_was_dropped_and_is_not_retired_is_no_reason_to_lose_orde
     said = splitting.repartition(2, code=1)
     assert f"{STREAM} has other versions (orders): retire the older ones first" in said
     assert splitting.streams() == (STREAM,)
+
+
+@pytest.mark.parametrize("hold", [False, True], ids=["overtaken", "holding"])
+def test_a_delayed_message_in_an_old_partition_comes_when_it_is_due(splitting: Splitting, hold: bool) -> None:
+    lane = splitting.lane
+    lane.worker("w1", wait=False)
+    lane.master("m1", wait=False)
+    splitting.push(1)
+    splitting.wait_handled(1)
+    # Overtaken, it must be so late that the workers have started again before.
+    splitting.task.push("T1", {"n": 1}, delay=8 if hold else 15, hold=hold)
+    process = splitting.command("repartition", 2)
+    wait_until(lambda: splitting.layout.generation == 1, description="the new layout")
+    # One of its ticket in a new partition, and of another ticket there
+    splitting.task.push("T1", {"n": 2})
+    splitting.task.push("T2", {"n": 1})
+    wait_until(lambda: splitting.redis.llen("log:T2") == 2, description="another ticket", timeout_s=30)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, out + error
+    assert f"{STREAM} has messages of group {GROUP} that are not done" in out
+    wait_until(lambda: splitting.redis.llen("log:T1") == 3, description="all of the ticket", timeout_s=30)
+    log = [int(one) for one in splitting.redis.lrange("log:T1", 0, -1)]
+    assert log == ([0, 1, 2] if hold else [0, 2, 1])
