@@ -30,22 +30,20 @@ end
 
 local function before(id, fence, kind)
   -- The code for a message that was not given, or is not given any more.
+  local found
   for k = 0, #KEYS - 1, 5 do
     for _, one in ipairs(redis.call('ZRANGE', KEYS[k + 3], 0, -1)) do
       local known, with, as = string.match(one, '^(%S+) (%S+) (%S+)')
       if known == id and with == fence then
         return as == kind and 'AGAIN' or 'CHANGED'
-      elseif known == id then
-        return 'STALE'
       end
+      found = found or known == id
     end
     for _, value in ipairs(redis.call('HVALS', KEYS[k + 2])) do
-      if string.sub(value, 1, #id + 1) == id .. ' ' then
-        return 'STALE'
-      end
+      found = found or string.sub(value, 1, #id + 1) == id .. ' '
     end
   end
-  return 'UNKNOWN'
+  return found and 'STALE' or 'UNKNOWN'
 end
 
 for m = 1, tonumber(ARGV[3]) do

@@ -18,11 +18,11 @@ from redis import Redis
 
 from bridge.consumer import HttpConsumer, Message, Refuse
 
-#: Appends, unless a later delivery was here before, or this one was.
+#: Appends, unless a later delivery was here before, or this message was.
 APPEND = """
 if tonumber(redis.call('GET', KEYS[2]) or '0') > tonumber(ARGV[1]) then return 'STALE' end
 redis.call('SET', KEYS[2], ARGV[1], 'EX', 3600)
-if redis.call('LLEN', KEYS[1]) == tonumber(ARGV[2]) then redis.call('RPUSH', KEYS[1], ARGV[2]) end
+if tonumber(redis.call('LINDEX', KEYS[1], -1) or '-1') == ARGV[2] - 1 then redis.call('RPUSH', KEYS[1], ARGV[2]) end
 return 'OK'
 """
 

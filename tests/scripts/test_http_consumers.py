@@ -120,6 +120,19 @@ def test_an_outcome_is_written_once_under_its_fence_in_its_lane(stage: Stage) ->
     assert stage.taken() == []
 
 
+def test_each_delivery_of_a_message_that_comes_again_has_an_answer_of_its_own(stage: Stage) -> None:
+    first = stage.send(0, 1)
+    stage.taken()
+    assert stage.answer(first, "F", rest=',"","",0') is ReturnCode.OK
+    # The same message under a later fence, to the same incarnation
+    again = stage.send(0, 2, id="1-0@p0")
+    assert (again, stage.taken()) == (first, [first])
+    assert stage.answer(first, "F", fence=FENCE + 1, rest=',"","",0') is ReturnCode.AGAIN
+    assert stage.answer(first, fence=FENCE + 2) is ReturnCode.OK
+    assert stage.answer(first, fence=FENCE + 2) is ReturnCode.AGAIN
+    assert stage.answer(first, fence=FENCE + 3) is ReturnCode.STALE
+
+
 def test_a_message_that_moved_or_was_settled_is_not_given_and_its_outcome_is_stale(stage: Stage) -> None:
     ids = [stage.send(0, n, f"T{n}") for n in (1, 2)]
     assert stage.taken() == ids

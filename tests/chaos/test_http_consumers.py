@@ -1,0 +1,25 @@
+"""A short run with HTTP consumers that are killed, frozen and lie, a Celery worker, and masters that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.http_consumers import FAULTS, HttpChaos
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_reordered_or_believed(tmp_path: Path, valkey_binary: Path) -> None:
+    del valkey_binary
+    seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1_000_000))
+    print(f"CHAOS_SEED={seed}")
+    with HttpChaos(tmp_path, seed) as chaos:
+        assert chaos.go(len(FAULTS) + 4) == []
+        told = chaos.liar.told
+    # It lied, and was told so.
+    assert told["wrong fence: 409"] > 0
+    assert told["foreign id: 404"] > 0
+    assert told["twice: 200"] > 0
