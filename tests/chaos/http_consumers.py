@@ -27,7 +27,7 @@ from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import Node, broker_environment
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.nodes.yard import ProcessYard
-from bridge.testing.waiting import wait_until
+from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.apps.http_handler import APPEND
 from tests.integration.http.http_consumers import Answer, HttpConsumerUnderTest, HttpLane
 from tests.integration.servers import run_command
@@ -132,7 +132,8 @@ class HttpChaos:
     def __enter__(self) -> HttpChaos:
         server = self._cleanup.enter_context(EmbeddedServer(data_dir=self._folder / "data", fsync="always"))
         yard = self._cleanup.enter_context(closing(ProcessYard(self._folder, server.url)))
-        self.lane = HttpLane(yard, server, self._folder)
+        # No message is given up: the lies use up attempts.
+        self.lane = HttpLane(yard, server, self._folder, COUNTER_MAX_ATTEMPTS="1000")
         self.masters = [self.lane.master(name) for name in ("m1", "m2", "m3")]
         self.worker = self.lane.worker("w1")
         self.consumers = [self._program(f"h{n}") for n in range(3)]
@@ -223,11 +224,15 @@ class HttpChaos:
         lane = self.lane
         while self._thaw_at:
             self._tick()
-        wait_until(
-            lambda: self._tick_quietly() or lane.count("done") >= self._pushed,
-            description="all to be done",
-            timeout_s=90,
-        )
+        try:
+            wait_until(
+                lambda: self._tick_quietly() or lane.count("done") >= self._pushed,
+                description="all to be done",
+                timeout_s=90,
+            )
+        except WaitTimeout:
+            left = (lane.redis.hgetall(lane.keys.tickets), lane.redis.hgetall(lane.keys.consumers))
+            return [f"stuck at {lane.count('done')} of {self._pushed}: {left}", *self.liar.violations]
         self.liar.stop()
         found = list(self.liar.violations)
         for ticket in range(TICKETS):
