@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cache
 
 from bridge.routing import (
+    delaying,
     effects,
     http_consumers,
     leadership,
@@ -41,7 +42,7 @@ class Role(StrEnum):
 #: Role -> the modules with its scripts.
 SCRIPTS_OF = {
     Role.PRODUCER: (producing,),
-    Role.MASTER: (leadership, notices, transitions, http_consumers, retention, ticks),
+    Role.MASTER: (leadership, notices, transitions, delaying, http_consumers, retention, ticks),
     Role.WORKER: (effects, membership),
     Role.SPARK: (pushes,),
 }
@@ -133,7 +134,10 @@ OWN: dict[Role, tuple[str, ...]] = {
         "xrange",
         "xread",
         "zcard",
+        "zmscore",
         "zrange",
+        "zrangebyscore",
+        "zscan",
     ),
     Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
     Role.OPERATOR: (
