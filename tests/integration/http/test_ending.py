@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import time
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 import trustme
 
+from bridge.http import options
 from bridge.http.options import Certificate
 from bridge.routing.errors import ConfigurationError
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import NodeYard
-from tests.integration.http.http_port import Port, app_of, port_of
+from bridge.testing.waiting import wait_until
+from tests.integration.http.http_port import Port, app_of, port_of, secret_of, token_file
 from tests.integration.lanes import APP
 
 
@@ -64,3 +67,21 @@ def test_a_certificate_that_does_not_fit_its_key_is_one_line(tmp_path: Path, aut
     for certificate in (Certificate(chain, key), Certificate(key, chain), Certificate(chain)):
         with pytest.raises(ConfigurationError, match="not a certificate and its key"):
             certificate.check()
+
+
+def test_sighup_reads_the_tokens_again_and_ends_nothing(nodes: NodeYard, tmp_path: Path) -> None:
+    port = Port(free_port(), secret_of("later"))
+    file = token_file(tmp_path, {"name": "first", "verbs": ["push"]})
+    arguments = ("--http", f"{HOST}:{port.number}", "--http-tokens", str(file))
+    master = nodes.master("m1", app=APP, arguments=arguments, ready_text="leading")
+    assert port.post("/api/messages", {"ticket_id": "T"}).status == 401
+    token_file(tmp_path, {"name": "later", "verbs": ["push"]})
+    master.send(signal.SIGHUP)
+    wait_until(lambda: port.post("/api/messages", {"ticket_id": "T"}).status == 201, description="the new token")
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(ConfigurationError, match=rf"--http needs {missing}: pip install 'ticket-bridge\[http\]'"):
+        options.require_extra()
