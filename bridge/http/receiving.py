@@ -16,7 +16,6 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bridge.http.cloud_events import events_of
@@ -84,8 +83,12 @@ class Receiving:
 
     async def _woken(self, event: asyncio.Event, seconds: float) -> None:
         """Returns when the event is set, the server stops, or the time is over."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(event.wait(), seconds)
+        waits = [asyncio.ensure_future(one.wait()) for one in (event, self._site.stopping)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _take(self, incarnation: Incarnation, most: int, has: Sequence[int]) -> Taken:
         redis = await self._site.redis()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
-from tests.integration.http.http_consumers import HttpLane, call
+from tests.integration.http.http_consumers import Answer, HttpLane, call
 from tests.integration.servers import run_command
 from tests.keycheck import check_keys
 
@@ -369,6 +370,39 @@ def test_registrations_that_are_malformed_are_refused(lane: HttpLane) -> None:
         answer = call(lane.ports["m1"], "POST", "/api/consumers/register", body)
         assert (answer.status, said in answer.body["detail"]) == (400, True), answer
     assert not lane.redis.exists(lane.keys.consumers)
+
+
+def test_a_later_receive_and_the_end_of_a_master_end_a_receive_that_waits(lane: HttpLane) -> None:
+    lane.master("m2")
+    consumer = lane.consumer("h1")
+    answers: list[tuple[float, Answer]] = []
+
+    def wait_for_one() -> None:
+        answer = consumer.ask(1, 20)
+        answers.append((time.monotonic(), answer))
+
+    with consumer.beating():
+        earlier = threading.Thread(target=wait_for_one)
+        earlier.start()
+        wait_until(lane.redis.pubsub_channels, description="the first receive to wait")
+        later = threading.Thread(target=wait_for_one)
+        began = time.monotonic()
+        later.start()
+        wait_until(lambda: answers, description="the first receive to end")
+        assert answers[0][1].body["messages"] == []
+        assert answers[0][0] - began < 2
+        assert later.is_alive()
+        # Heartbeats go to the other master from now on
+        consumer.port = lane.ports["m2"]
+        lane.nodes.masters()[0].kill("SIGTERM")
+        began = time.monotonic()
+        wait_until(lambda: len(answers) == 2, description="the second receive to end")
+        assert answers[1][1].status == 200
+        assert answers[1][0] - began < 1.5
+        earlier.join()
+        later.join()
+        lane.push("T1", {"n": 0})
+        assert consumer.acknowledge(consumer.one()).status == 200
 
 
 def test_workers_and_http_consumers_serve_one_lane_side_by_side(lane: HttpLane) -> None:
