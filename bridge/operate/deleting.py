@@ -95,9 +95,16 @@ class LanesOfStream:
         if code is ReturnCode.UNREAD:
             return f"group {group} has not read all its messages" if detail else "nobody has read its messages"
         if code is ReturnCode.UNDONE:
-            return f"group {group} has messages that are not done"
+            return f"group {group} has messages that are not done{delayed_among(self._redis, self._stream, detail)}"
         token: Any = self._redis.get(detail) if detail.endswith(":leader") else None
         return free[detail].format("that has just gone" if token is None else read_token(token).holder)
+
+
+def delayed_among(redis: Redis, stream: str, group: str) -> str:
+    """How many of a lane's undone messages are delayed, as the end of a clause; "": none is."""
+    keys = LaneKeys(stream, group)
+    number = int(redis.zcard(keys.delayed)) + int(redis.zcard(keys.holding))
+    return f", {number:,} of them delayed" if number else ""
 
 
 def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneKeys]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
+from bridge.operate.deleting import LanesOfStream, StillUsed, delayed_among, lanes_on
 from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
@@ -93,7 +93,8 @@ def leave(redis: Redis, stream: str, layout: Layout) -> str:
         who = f"that group {printable(group)} has not read" if group else "and no group that reads it"
         return f"{printable(detail)} has messages {who}"
     if code is ReturnCode.UNDONE:
-        return f"{printable(detail)} has messages of group {printable(group)} that are not done"
+        what = f"{printable(detail)} has messages of group {printable(group)} that are not done"
+        return what + delayed_among(redis, detail, group)
     if code is ReturnCode.HELD:
         if detail.endswith(":dead"):
             letters = count(int(redis.xlen(detail)), "dead letter")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.inspect.delayed import Mode
+from bridge.operate.deleting import LanesOfStream, StillUsed
 from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line
@@ -236,6 +237,14 @@ def test_a_ticket_says_that_it_is_held(shell: CommandLine, lane: Lane) -> None:
     assert found["why"].startswith(f"message {first} is delayed and holds its ticket: it is due in ")
     assert found["why"].endswith("(1 message waiting behind)")
     assert "delayed   1" in shell("ticket", "show", "A").stdout
+
+
+def test_a_stream_with_delayed_messages_is_not_deleted(lane: Lane) -> None:
+    delayed_ones(lane, "A", "B")
+    lane.depose()
+    with pytest.raises(StillUsed, match=r"has messages that are not done, 2 of them delayed$"):
+        LanesOfStream(lane.redis, "ticket_stream", letters=True).delete()
+    assert lane.redis.xlen("ticket_stream") == 2
 
 
 # -- changing ------------------------------------------------------------------------------------------------------
