@@ -212,12 +212,13 @@ class EntryParser:
             if task is None:
                 return Refusal(id_, Refused.UNKNOWN_TASK, task_raw.decode(errors="replace"), fields)
         has_payload = payload is not None
+        has_options = others and not NAMES.isdisjoint(fields[::2])
         if payload is None:
             try:
                 rest = _rest(fields)
             except UnicodeDecodeError:
                 return Refusal(id_, Refused.NOT_UTF8, "", fields)
-            named = 1 + (task_raw is not None) + (others and sum(name in ALWAYS for name in fields[::2]))
+            named = 1 + (task_raw is not None) + (has_options and sum(name in ALWAYS for name in fields[::2]))
             if 2 * (len(rest) + named) < len(fields):
                 return Refusal(id_, Refused.TWICE, _first_twice(fields), fields)
             parsed = None
@@ -235,7 +236,7 @@ class EntryParser:
                 return Refusal(id_, Refused.TOO_DEEP, "", fields)
         if self._filter is not None and not begun and not self._filter.passes(fields, parsed):
             return LeftOut(id_)
-        if others and not NAMES.isdisjoint(fields[::2]):
+        if has_options:
             try:
                 options = read_options(id_key(id_)[0], fields, has_payload=has_payload)
             except BadOptionError as exc:
