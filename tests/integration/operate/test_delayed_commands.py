@@ -192,3 +192,5 @@ def test_what_is_listed_is_what_was_pushed_without_the_changes(four: Operated) -
     run_state_machine_as_test(
         machine, settings=hypothesis_settings(max_examples=8, stateful_step_count=12, deadline=None)
     )
+    # Those that wait are not lost, nor are those that were cancelled.
+    four.json("audit")
