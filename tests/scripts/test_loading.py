@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from redis.exceptions import NoScriptError, ResponseError
 
+from bridge.routing import http_consumers
+from bridge.routing.async_connection import async_client
 from bridge.routing.batch import Batch
 from bridge.routing.delaying import move_due
 from bridge.routing.effects import Success, apply, tell
@@ -59,6 +63,21 @@ PLACES = places_of("ticket_stream", Layout(), [0])
 #: Who pushes the ticks of a schedule.
 PUSHER = Pusher("ticket_stream", [LaneKeys("ticket_stream", "bridge").leader], TOKEN)
 
+
+def over_http(w: World, function: Callable[..., Awaitable[Any]], *args: Any, **more: Any) -> Any:
+    """A call of asyncio's client."""
+
+    async def call() -> Any:
+        connection = w.client.connection_pool.connection_kwargs
+        client = async_client(f"redis://{connection['host']}:{connection['port']}")
+        try:
+            return await function(client, *args, **more)
+        finally:
+            await client.aclose(close_connection_pool=True)
+
+    return asyncio.run(call())
+
+
 #: A call of each script that is refused or changes little, so that any order will do.
 CALLS: dict[str, Callable[[World], object]] = {
     "read": lambda w: read(w.client, w.lead, 1),
@@ -110,6 +129,15 @@ CALLS: dict[str, Callable[[World], object]] = {
     "drop_ticks": lambda w: drop_ticks(w.client, PUSHER, ["shop/x"]),
     "notified": lambda w: note_told(w.client, w.keys, TOKEN, 1),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
+    "enlist": lambda w: over_http(w, http_consumers.enlist, "h1", "x", ("{ticket_stream}/http:x", b"{}", 1000), []),
+    "take": lambda w: over_http(
+        w, http_consumers.take, [w.keys], "h1", "x", most=1, slots=1, most_bytes=1, first=0, has=[]
+    ),
+    "acknowledge": lambda w: over_http(w, http_consumers.acknowledge, [w.keys], "x", []),
+    "heartbeat": lambda w: over_http(
+        w, http_consumers.heartbeat, [w.keys], "h1", "x", ("{ticket_stream}/http:x", 1000), 1000
+    ),
+    "leave": lambda w: over_http(w, http_consumers.leave, [w.keys], "h1", "x"),
 }
 
 
