@@ -11,6 +11,8 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
+-- A full server refuses commands that need memory until the script has written. This deletes nothing, and is a write.
+redis.call('HDEL', KEYS[2], '')
 local told = redis.call('HGET', KEYS[2], 'told_to')
 if not told then
   local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)

@@ -27,7 +27,7 @@ from tests.scripts.world import OPENING, TOKEN, World
 pytestmark = pytest.mark.scripts
 
 #: Scripts that push messages, or give a stream another layout, which a full server shall refuse.
-PRODUCERS = ("append_once", "append_per_ticket", "push_many", "push_once", "push_rows", "repartition")
+PRODUCERS = ("append_once", "append_per_ticket", "push_many", "push_once", "push_rows", "repartition", "tick")
 #: Commands that such a server refuses, and so the whole script.
 WHOLE = ("xadd", "hset", "set", "mset")
 
