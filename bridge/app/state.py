@@ -14,6 +14,8 @@ than in any dict.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,13 +23,15 @@ import orjson
 
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
-from bridge.routing.messages import is_deep
+from bridge.routing.messages import MAX_DEPTH, is_deep
 from bridge.routing.text import printable
 
 #: Longest time to live, in seconds: a hundred years.
 LONGEST_TTL_S = 100 * 365 * 86_400
 #: Most fields of one HSET or HDEL: the number of arguments of one call from Lua is limited.
 FIELDS_OF_CALL = 1000
+#: A number of so many digits may have more than 64 bits.
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _PLAIN = (str, int, float, bool, type(None))
 _ENCODING = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -47,7 +51,7 @@ class StateDict(dict[str, Any]):
         super().__init__()
         for name, text in self._stored.items():
             try:
-                self[name.decode()] = orjson.loads(text)
+                self[name.decode()] = _value(text)
             except ValueError as exc:
                 # A `UnicodeDecodeError` is one as well.
                 raise PayloadError(
@@ -79,10 +83,14 @@ class StateDict(dict[str, Any]):
             field = _name(name)
             text = _text(name, value)
             size += len(field) + len(text)
+            known = self._stored.get(field)
+            if known is not None and (known == text or _text(name, _value(known)) == text):
+                # Another program may write the same value in another form. It stays as it is.
+                stored[field] = known
+                continue
+            _check(name, value, text)
             stored[field] = text
-            if self._stored.get(field) != text:
-                _check(name, value, text)
-                changed += (field, text)
+            changed += (field, text)
         if size > most_bytes:
             raise PayloadError(f"the state would have {size} bytes; bridge_max_state is {most_bytes}")
         removed = [field for field in self._stored if field not in stored]
@@ -130,22 +138,42 @@ def _name(name: Any) -> bytes:
         raise PayloadError(f"the name {name!r:.100} in a state is not UTF-8") from None
 
 
+def _value(text: bytes) -> Any:
+    """The value of a field. Raises ValueError."""
+    # The fast parser reads a whole number of more than 64 bits as a float.
+    return json.loads(text) if _LONG_NUMBER.search(text) else orjson.loads(text)
+
+
 def _text(name: str, value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=_ENCODING)
     except TypeError as exc:
+        if "64-bit" not in str(exc):
+            raise PayloadError(f"state[{name!r:.100}] is not JSON: {exc}") from None
+    # It may have more than large numbers that the fast encoder refuses, and that this one would change.
+    _check(name, value)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as exc:
         raise PayloadError(f"state[{name!r:.100}] is not JSON: {exc}") from None
 
 
-def _check(name: str, value: Any, text: bytes) -> None:
-    """Refuses what the encoder would change without a word: NaN and infinity, enums, UUIDs; and what is too deep."""
-    level = [value]
+def _check(name: str, value: Any, text: bytes = b"") -> None:
+    """Refuses what an encoder would change without a word: NaN and infinity, enums, UUIDs, keys that are no texts; and
+    what is too deep.
+    """
+    level, depth = [value], 0
     if is_deep(text):
         raise PayloadError(f"state[{name!r:.100}] is nested too deep")
     while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise PayloadError(f"state[{name!r:.100}] is nested too deep")
         inner: list[Any] = []
         for one in level:
             if isinstance(one, dict):
+                if any(type(key) is not str for key in one):
+                    raise PayloadError(f"state[{name!r:.100}] is not JSON: it has a key that is no text")
                 inner += one.values()
             elif isinstance(one, list | tuple):
                 inner += one
