@@ -29,13 +29,16 @@ class Nack(RefusedByTask):
     """The message comes again, first of its ticket, after ``delay`` (seconds, or a timedelta; None: the backoff).
 
     ``charge``: whether this attempt counts. An attempt that does not count may be repeated without end.
-    Raises ValueError for a delay that is negative, not finite, or longer than a hundred years.
+    Raises ValueError for a delay that is negative, not finite, or longer than a hundred years, and for a ``charge``
+    that is no bool.
     """
 
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None, charge: bool = True) -> None:
         super().__init__(reason)
         self.delay = _seconds(delay)
-        self.charge = bool(charge)
+        if not isinstance(charge, bool):
+            raise ValueError(f"Nack(charge={charge!r}): charge is True or False")  # noqa: TRY004  (as for a delay)
+        self.charge = charge
 
     def __repr__(self) -> str:
         return f"Nack({self.reason!r}, delay={self.delay!r}, charge={self.charge!r})"

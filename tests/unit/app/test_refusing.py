@@ -173,3 +173,9 @@ def test_a_call_that_is_no_message_fails_with_the_exception(app: Any, make: Call
         task.run("T", None)
     with pytest.raises(kind, match="no"):
         task("T", None)
+
+
+@pytest.mark.parametrize("bad", ["no", 0, 1, None])
+def test_a_charge_that_is_neither_true_nor_false_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="charge is True or False"):
+        bridge.Nack(charge=bad)
