@@ -1,5 +1,5 @@
 """Imports every module of the package, prints how many, and fails if one cannot be imported. Runs in an environment
-without Spark and pytest: only modules for these may fail, and only because of them.
+without Spark, pytest and the extra http: only modules for these may fail, and only because of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 #: Beginning of module names -> the packages that these modules may lack.
-OPTIONAL = {"bridge.spark": {"pyspark", "pyarrow", "jinja2"}, "bridge.testing": {"pytest", "pytest_celery", "psutil"}}
+OPTIONAL = {
+    "bridge.http": {"fastapi", "starlette", "uvicorn"},
+    "bridge.spark": {"pyspark", "pyarrow", "jinja2"},
+    "bridge.testing": {"pytest", "pytest_celery", "psutil"},
+}
 #: Programs, which run when they are imported.
 PROGRAMS = ("bridge.__main__",)
 

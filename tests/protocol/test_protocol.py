@@ -44,8 +44,9 @@ PLACES = {
     Guard.NOTE_FIRST: Setup(faults=1, leaving=True, promises_only=True),
 }
 ESSENTIAL = [guard for guard in Guard if guard not in SECOND_LINES]
-#: Edges that no hand-over takes: operators' orders, and messages that cannot be handled.
+#: Edges that no hand-over takes: operators' orders, messages that cannot be handled, and messages that are not due.
 NOT_HERE = {"refuse", "give up retry", "park", "release", "replay"}
+NOT_HERE |= {"delay", "due", "hold", "cancel", "cancel held", "cancel first held"}
 
 
 def in_words(found: Found) -> str:

@@ -389,6 +389,7 @@ def test_a_message_that_is_not_done_is_never_removed(world: World) -> None:
     world.client.xgroup_destroy(world.keys.stream, NEAR)
     retention = keeper(world)
     retention.sweep()
-    # Then exactly the done one left: not what is in flight, waits, awaits a retry, is parked, dead, or unread
+    # Then exactly the done one left: not what is in flight, waits, awaits a retry, is delayed, parked, dead, or unread
     kept = {*world.busy, *world.other, *world.late, *world.idle, *world.dead, *world.parked, *world.unread}
+    kept |= {*world.delayed}
     assert set(left(world)) == kept

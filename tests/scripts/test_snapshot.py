@@ -63,7 +63,8 @@ def test_an_entry_that_two_places_claim_is_no_state_at_all(world: World) -> None
 
 def test_the_seeded_world_holds_a_message_in_every_state(world: World) -> None:
     world.client.xadd(world.keys.dead, {"message_id": world.done[0]})
-    seen = {world.state(id_) for id_ in [*world.busy, *world.late, *world.idle, *world.done, *world.unread]}
+    of_all = [*world.busy, *world.late, *world.idle, *world.delayed, *world.done, *world.unread]
+    seen = {world.state(id_) for id_ in of_all}
     world.client.xdel(world.keys.dead, "1-0")
     assert seen | {State.DONE} == set(State)
     assert incarnation("w1@a") in world.busy_record

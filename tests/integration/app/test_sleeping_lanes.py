@@ -164,8 +164,9 @@ def test_lanes_that_sleep_survive_a_restart_of_the_server_which_is_said_once(lan
     lanes.push(10)
     lanes.wait_done()
     log = lanes.masters["m1"].logs()
-    assert log.count("Redis is away, waiting for it") == 1
-    assert log.count("Redis is back") == 1
+    # Not by each lane. A server that comes back may be away again while it loads its data.
+    assert 1 <= log.count("Redis is away, waiting for it") <= 2
+    assert log.count("Redis is back") == log.count("Redis is away, waiting for it")
     # It keeps no connection for each lane that was read again.
     wait_asleep(lanes.masters["m1"])
 

@@ -199,6 +199,8 @@ def test_the_threads_of_several_lanes_do_not_keep_the_interpreter_from_each_othe
     monkeypatch.setitem(app.conf, "broker_url", own_server.url)
     monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
     before = sys.getswitchinterval()
+    # Another test of this process may have had a master, or a port.
+    sys.setswitchinterval(0.005)
     try:
         master = Master(app, lambda _line: None)
         master.stop()
@@ -207,7 +209,6 @@ def test_the_threads_of_several_lanes_do_not_keep_the_interpreter_from_each_othe
         thread.start()
         thread.join(10)
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
-        assert before > SWITCH_S
     finally:
         sys.setswitchinterval(before)
         monkeypatch.delitem(app.bridge.__dict__, "settings", raising=False)
