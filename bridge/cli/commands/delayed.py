@@ -162,7 +162,7 @@ def reschedule(ctx: click.Context, delay: float | None, eta: str | None, **optio
     from bridge.protocol.orders import DelayedAct
 
     if (delay is None) == (eta is None):
-        raise click.UsageError("say when the messages are due, with --delay or --eta", ctx)
+        raise click.UsageError("say when the messages are due, with either --delay or --eta", ctx)
     try:
         when = {"delay": delay, "eta": None if eta is None else eta_of_text(eta)}
         values = checked_options(when)
@@ -211,7 +211,7 @@ class _Request:
         is_chosen = everything or any(value is not None for value in chosen.values())
         if bool(ids) == is_chosen:
             raise click.UsageError(
-                "name messages by ID, or choose them with --all, --ticket, --task, --after, --before, --hold or "
+                "either name messages by ID, or choose them with --all, --ticket, --task, --after, --before, --hold or "
                 "--overtake",
                 ctx,
             )

@@ -331,7 +331,7 @@ def test_a_choice_is_confirmed(shell: CommandLine, lane: Lane, leader: FakeLeade
     [
         (["cancel"], "name messages by ID, or choose them with --all"),
         (["cancel", "1-1", "--all"], "name messages by ID, or choose them with --all"),
-        (["reschedule", "1-1"], "say when the messages are due, with --delay or --eta"),
+        (["reschedule", "1-1"], "say when the messages are due, with either --delay or --eta"),
         (["reschedule", "1-1", "--delay", "1", "--eta", "2090-01-01T00:00:00Z"], "say when the messages are due"),
         (["reschedule", "1-1", "--delay", "-1"], "-1.0 is not in the range x>=0"),
         (["reschedule", "1-1", "--delay", "nan"], "is not a number"),
