@@ -10,7 +10,7 @@ from pkgutil import walk_packages
 
 #: Beginning of module names -> the packages that these modules may lack.
 OPTIONAL = {
-    "bridge.http": {"fastapi", "starlette", "uvicorn"},
+    "bridge.http": {"fastapi", "h11", "starlette", "uvicorn"},
     "bridge.spark": {"pyspark", "pyarrow", "jinja2"},
     "bridge.testing": {"pytest", "pytest_celery", "psutil"},
 }

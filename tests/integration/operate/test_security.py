@@ -221,6 +221,8 @@ def _consume_over_http(guarded: GuardedLane) -> None:
     """The life of an HTTP consumer."""
     consumer = HttpConsumerUnderTest("h1", 1, guarded.port, {"tasks": ["only.over.http"]})
     consumer.register()
+    # A poll that waits subscribes. One that finds a message at once does not.
+    assert consumer.next(1, 0.2) == []
     guarded.lane.push("T1", {"n": 0}, task="only.over.http")
     message = consumer.one()
     assert consumer.heartbeat().status == 200
