@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import NoPermissionError
 
+from bridge.app.lanes import subscriptions_of
 from bridge.inspect.scans import MUCH_UNREAD
 from bridge.inspect.ticket_search import locate
 from bridge.inspect.ticket_state import TicketState
@@ -44,8 +45,11 @@ def find_ticket(
         task = app.tasks.get(name or lane.settings.default_task or "")
         return int(getattr(task, "bridge_max_attempts", None) or lane.settings.max_attempts)
 
+    # The ids of each stream have an ending of their own.
+    suffixes = {one.settings.stream: one.id_suffix for one in subscriptions_of(app).get(lane.name, (lane,))}
+
     def located(one: LaneSettings) -> TicketFacts:
-        return locate(redis, one, ticket_id, max_attempts, commands(one), lane.id_suffix, own)
+        return locate(redis, one, ticket_id, max_attempts, commands(one), suffixes[one.stream], own)
 
     return with_versions(redis, lane, located(lane.settings), located)
 

@@ -35,7 +35,7 @@ def list_(target: Target, as_json: bool) -> None:
         click.echo("the app has no bridge_schedule")
         return
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("entry", "times", "next tick", "last tick", "task", "tickets"):
+    for name in ("entry", "times", "next tick", "last tick or first seen", "task", "tickets"):
         made.add_column(name, no_wrap=name != "times", overflow="fold")
     for row in rows:
         late = row.next_in_ms < 0
