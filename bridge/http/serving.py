@@ -69,6 +69,11 @@ class HttpServer:
         """The port that it listens on."""
         return int(self._socket.getsockname()[1])
 
+    @property
+    def polls(self) -> int:
+        """How many long polls are open."""
+        return 0 if self._server is None else self._server.site.polls
+
     def start(self) -> None:
         """Starts to serve."""
         sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
@@ -131,10 +136,10 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
-        self._site = site
+        self.site = site
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._site.stop()
+        self.site.stop()
         await super().shutdown(sockets)
 
 

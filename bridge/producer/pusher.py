@@ -52,8 +52,21 @@ class Pushed:
     last_id: str | None = None
     #: How many of them say when they are due.
     delayed: int = 0
-    #: Number of rows of a batch whose reply was lost: each of them may be in or not.
+    #: Number of rows of the batch whose reply was lost, or has not been counted: each of them may be in or not.
     uncertain: int = 0
+
+    def count(self, rows: int, delayed: int, first_id: str | None, last_id: str | None) -> None:
+        """Counts one batch whose reply has come.
+
+        Ctrl-C may come between any two statements. All counts change in one call, so that it never finds half a batch.
+        """
+        self.__dict__.update(
+            rows=self.rows + rows,
+            delayed=self.delayed + delayed,
+            first_id=self.first_id or first_id,
+            last_id=last_id or self.last_id,
+            uncertain=0,
+        )
 
 
 def push_rows(
@@ -102,35 +115,31 @@ def _batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Pushed) -> None:
     now_ms = _now_ms(client) if any(row.values and row.counts_from_now for row in batch) else 0
     rows = [list(chain.from_iterable(row.fields(now_ms).items())) for row in batch]
+    pushed.uncertain = len(batch)
     try:
         code, *replies = _call(client, destination, batch, rows)
         while code is ReturnCode.LAYOUT:
             _learn(client, destination, replies[0])
             code, *replies = _call(client, destination, batch, rows)
     except UNAVAILABLE as exc:
-        pushed.uncertain = len(batch)
         raise ServerUnavailable(
             f"lost Redis while sending the rows of lines {batch[0].line} to {batch[-1].line}, some of which may be "
             f"in: {exc}"
         ) from None
     except TicketBridgeError:
-        raise
-    except BaseException:
-        # Most often Ctrl-C.
-        pushed.uncertain = len(batch)
+        pushed.uncertain = 0
         raise
     refused: tuple[Row, Exception] | None = None
-    late = 0
+    late = delayed = 0
+    ids: list[str] = []
     for row, reply in zip(batch, replies, strict=True):
         if isinstance(reply, Exception):
             refused = refused or (row, reply)
             continue
-        pushed.rows += 1
-        pushed.delayed += "due" in row.values
+        delayed += "due" in row.values
         late += refused is not None
-        id_ = text_of(reply) + destination.layout.suffix(destination.number_of(row.ticket))
-        pushed.first_id = pushed.first_id or id_
-        pushed.last_id = id_
+        ids.append(text_of(reply) + destination.layout.suffix(destination.number_of(row.ticket)))
+    pushed.count(len(ids), delayed, ids[0] if ids else None, ids[-1] if ids else None)
     if refused is None:
         return
     row, error = refused
