@@ -18,6 +18,7 @@ import bridge.cli.commands.push
 import bridge.link.connections
 import bridge.producer.pusher
 from bridge.producer.rows import Row
+from bridge.routing.return_codes import text_of
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 
@@ -228,6 +229,38 @@ def test_a_connection_lost_on_the_way_says_which_rows_are_uncertain(
     assert (said["pushed"], said["uncertain"]) == (10, 10)
     assert "lines 11 to 20" in said["error"]
     assert "10 rows pushed for certain, 10 more may be in" in result.stderr
+
+
+@pytest.mark.parametrize("interrupted", ["before the reply", "while the reply is counted"])
+def test_ctrl_c_in_a_batch_says_that_it_may_be_in_and_counts_no_part_of_it(
+    shell: CommandLine, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    counted = 0
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def read_and_interrupt(raw: bytes) -> str:
+        nonlocal counted
+        counted += 1
+        return interrupt() if counted == 11 + 4 else text_of(raw)
+
+    call, calls = bridge.producer.pusher._call, 0
+
+    def call_and_interrupt(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        replies = call(*arguments)
+        return interrupt() if calls == 2 else replies
+
+    if interrupted == "before the reply":
+        monkeypatch.setattr(bridge.producer.pusher, "_call", call_and_interrupt)
+    else:
+        monkeypatch.setattr(bridge.producer.pusher, "text_of", read_and_interrupt)
+    result = shell("push", write("a.jsonl", lines(25)), "--batch", "10", "--json")
+    said = json.loads(result.stdout)
+    assert (result.exit_code, said["error"]) == (1, "interrupted")
+    assert (said["pushed"], said["uncertain"]) == (10, 10)
 
 
 def test_a_batch_is_bounded_by_its_bytes(shell: CommandLine, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
