@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench goals sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,8 @@ DEMO_ARGS ?=
 JOBS ?= 6
 # In the order of tests/conftest.py: xdist would begin with the files that have the most tests, which take the least.
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Options for the goals: .venv/bin/python -m benchmarks.goals --help
+GOALS_ARGS ?=
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
 SOAK_ARGS ?=
 
@@ -119,6 +121,15 @@ screenshots: $(READY) ## The pictures of the pages, taken again from a stack at 
 
 bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 	$(BIN)/python -m benchmarks
+
+# Peers that run in Node. Where there is no npm, their rows are left out, and the run says so.
+PEERS := benchmarks/peers/node_modules/.package-lock.json
+$(PEERS): benchmarks/peers/package-lock.json
+	-@npm ci --silent --prefix benchmarks/peers
+
+goals: $(READY) ## Each goal against its peer, as reached or not (GOALS_ARGS="--rounds 1 --scale 0.1")
+	-@$(MAKE) --no-print-directory --silent $(PEERS)
+	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
 
 sparkbench: $(READY) ## Spark writing and reading a stream, against the server alone and the usual ways; needs redis-benchmark
 	$(BIN)/python -m benchmarks.spark_write

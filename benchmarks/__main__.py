@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from benchmarks.cases import CASES, Case
-from benchmarks.goals import GOALS
+from benchmarks.goals.house import GOALS
 from benchmarks.machine import describe
 from benchmarks.report import show_case, show_disturbance, show_goals, show_machine
 from benchmarks.results import Results

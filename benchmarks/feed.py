@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 from celery import Celery
 
@@ -57,20 +58,29 @@ def push(url: str, task: str, messages: Iterable[Item]) -> None:
         connection.disconnect()
 
 
-def enqueue(url: str, task: str, messages: Iterable[Item]) -> None:
-    """Calls ``apply_async`` for each message."""
+def enqueue(url: str, task: str, messages: Iterable[Item], *, queues: int = 0) -> None:
+    """Calls ``apply_async`` for each message.
+
+    ``queues``: of how many queues a hash of the ticket chooses one; 0: all go to Celery's own.
+    """
     app = Celery("producer", broker=url)
     send = app.task(name=task, ignore_result=True)(_never)
     for item in messages:
-        send.apply_async(item)
+        send.apply_async(item, queue=queue_of(item[0], queues))
     app.close()
 
 
-def reveal(url: str, hidden_db: int) -> None:
-    """Moves Celery's queue from database ``hidden_db`` to database 0, all of it at once: the workers' start signal."""
+def queue_of(ticket: str, queues: int) -> str:
+    """The queue of a ticket, where there are so many; with 0 that of every Celery worker."""
+    return f"q{crc32(ticket.encode()) % queues}" if queues else QUEUE
+
+
+def reveal(url: str, hidden_db: int, *, queues: int = 0) -> None:
+    """Moves Celery's queues from database ``hidden_db`` to database 0, each of them at once: the workers' start."""
     wire = Wire(url, timeout_s=10)
     wire.call("SELECT", hidden_db)
-    wire.call("MOVE", QUEUE, 0)
+    for name in [f"q{i}" for i in range(queues)] or [QUEUE]:
+        wire.call("MOVE", name, 0)
     wire.close()
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.cases import Case, Column
 from benchmarks.figures import Spread
-from benchmarks.goals import Goal
+from benchmarks.goals.goal import Goal
 from benchmarks.results import Results
 
 #: CPU of other processes that does not matter, in percent of a core.

@@ -83,12 +83,12 @@ class Stack:
             **self.environment_more,
         }
 
-    def start(self, role: str, *arguments: str) -> psutil.Process:
-        """Starts ``python <words>`` as one of ``role``."""
+    def start(self, role: str, *arguments: str, program: str = sys.executable) -> psutil.Process:
+        """Starts ``program <arguments>`` as one of ``role``."""
         log = self.folder / f"{role}.{len(self._processes)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -103,11 +103,15 @@ class Stack:
         self._roles.setdefault(role, []).append(found)
         return found
 
-    def start_workers(self, count: int, concurrency: int) -> None:
-        """Starts Celery workers with the flags that all peers get, and waits until all are ready to receive."""
+    def start_workers(self, count: int, concurrency: int, *, queues: bool = False) -> None:
+        """Starts Celery workers with the flags that all peers get, and waits until all are ready to receive.
+
+        ``queues``: each has a queue of its own, ``q0``, ``q1``, …
+        """
         for i in range(count):
             arguments = ("-m", "celery", "-A", self._app, "worker", "-n", f"w{i}@bench", "-c", str(concurrency))
-            self.start("worker", *arguments, "-l", "WARNING", "-P", "prefork")
+            own = ("-Q", f"q{i}") if queues else ()
+            self.start("worker", *arguments, "-l", "WARNING", "-P", "prefork", *own)
         self.wait(lambda: len(self.tally.ready()) >= count, "the workers to be ready", START_S)
         children = [child for worker in self._roles["worker"] for child in worker.children()]
         self._roles["pool"] = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]

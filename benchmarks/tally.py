@@ -18,8 +18,8 @@ FOLDER = "BENCHMARK_TALLY"
 _COUNT = struct.Struct("<qq")
 _NUMBER = struct.Struct("<q")
 _STARTED = struct.Struct("<qq")
-#: Tickets whose order is watched.
-TICKETS = 4096
+#: Tickets whose order is watched; what is not used of the file takes no room.
+TICKETS = 1 << 20
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from benchmarks.feed import enqueue, items, push, reveal
+from benchmarks.peers.node import fill, work
 from benchmarks.results import DISTURBANCE, Metrics
 from benchmarks.stack import HISTORY, KEYS, Stack
 
@@ -24,6 +25,11 @@ HIDDEN_DB = 1
 WARM_UP = 0.1
 #: Seconds without any progress after which a run has failed.
 STALL_S = 60.0
+
+#: What GroupMQ may do at once in each process.
+CONCURRENCIES = (2, 8, 32)
+#: Case -> the best of these.
+_best: dict[str, int] = {}
 
 #: What the variants are.
 PEERS = {
@@ -45,6 +51,11 @@ STATEFUL = {
     "plain": "plain Celery: HGETALL and HSET, no order",
     "bundles": "the bridge: HGETALL, effects",
     "keyed": "the bridge: bridge_state",
+}
+#: More peers, for `benchmarks.goals`.
+OTHERS = {
+    "queues": "Celery, a queue and a one-process worker for each hash of the ticket",
+    "groupmq": "GroupMQ (Node), at its best concurrency",
 }
 #: Variants of the bridge -> bundles on, history on.
 BRIDGED: dict[str, tuple[bool, bool]] = {
@@ -78,17 +89,19 @@ LOADS = {
         "noop", 1000, 1, 2,
         {
             "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000, "events": 80_000,
-            "bare": 80_000, "bare_singles": 8_000, "audited": 80_000,
+            "bare": 80_000, "bare_singles": 8_000, "audited": 80_000, "queues": 8_000, "groupmq": 40_000,
         },
     ),
     "eight": Load(
         "nap", 8, 2, 4, {"plain": 4_000, "lock": 800, "bundles": 4_000, "singles": 4_000}, ideal=800.0
     ),
     "hot": Load(
-        "noop", 1, 1, 2, {"plain": 8_000, "lock": 3_000, "bundles": 30_000, "singles": 4_000}
+        "noop", 1, 1, 2, {"plain": 8_000, "lock": 3_000, "bundles": 30_000, "singles": 4_000, "groupmq": 10_000}
     ),
+    "eight_long": Load("long_nap", 8, 2, 4, {"bundles": 600}, ideal=80.0),
     "state": Load(
-        "fold", 1000, 1, 2, {"plain": 6_000, "bundles": 20_000, "keyed": 60_000}, tasks={"bundles": "fold_by_effects"}
+        "fold", 1000, 1, 2, {"plain": 6_000, "bundles": 20_000, "keyed": 60_000, "groupmq": 30_000},
+        tasks={"bundles": "fold_by_effects"},
     ),
 }  # fmt: skip
 
@@ -96,33 +109,63 @@ LOADS = {
 def run(case: str, variant: str, scale: float) -> Metrics:
     """One run of one variant; ``scale`` shrinks it."""
     load = LOADS[case]
-    task = load.tasks.get(variant, load.task)
     count = max(400, int(load.messages[variant] * scale))
-    bridged = variant in BRIDGED
-    bundled, historical = BRIDGED.get(variant, (False, False))
-    app = "bridged" if bridged else {"plain": "plain", "lock": "locked"}[variant]
-    with Stack(app, bundle_ms=10.0 if bundled else 0.0) as stack:
-        if bridged and not historical:
+    if variant == "groupmq":
+        return _groupmq(case, count)
+    metrics = _bridge(load, variant, count) if variant in BRIDGED else _celery(load, variant, count)
+    if load.ideal:
+        metrics["of_ideal"] = 100.0 * metrics["rate"] / load.ideal
+    return metrics
+
+
+def _bridge(load: Load, variant: str, count: int) -> Metrics:
+    bundled, historical = BRIDGED[variant]
+    with Stack("bridged", bundle_ms=10.0 if bundled else 0.0) as stack:
+        if not historical:
             stack.environment_more[HISTORY] = "0"
         if variant == "events":
             stack.environment_more["BENCHMARK_CONF"] = json.dumps({"worker_send_task_events": True})
         stack.start_workers(load.workers, load.concurrency)
-        messages = items(count, load.tickets)
-        if bridged:
-            push(stack.server.url, task, messages)
-            stack.start_master()
-            if variant == "audited":
-                stack.start("audit", "-m", "bridge", "-A", "benchmarks.apps.bridged", "audit", "--follow")
-            progress = settled(stack)
+        push(stack.server.url, load.tasks.get(variant, load.task), items(count, load.tickets))
+        stack.start_master()
+        if variant == "audited":
+            stack.start("audit", "-m", "bridge", "-A", "benchmarks.apps.bridged", "audit", "--follow")
+        return _clocked_in_order(stack, settled(stack), count)
+
+
+def _celery(load: Load, variant: str, count: int) -> Metrics:
+    """Plain Celery, with locks, or with a queue for each one-process worker: as many processes in all."""
+    queues = load.workers * load.concurrency if variant == "queues" else 0
+    with Stack("locked" if variant == "lock" else "plain") as stack:
+        if queues:
+            stack.start_workers(queues, 1, queues=True)
         else:
-            hidden = stack.server.url.removesuffix("/0") + f"/{HIDDEN_DB}"
-            enqueue(hidden, task, messages)
-            reveal(stack.server.url, HIDDEN_DB)
-            progress = stack.tally.done
-        metrics = clocked(stack, progress, count)
-        metrics["misplaced"] = 100.0 * stack.tally.misplaced() / count
-    if load.ideal:
-        metrics["of_ideal"] = 100.0 * metrics["rate"] / load.ideal
+            stack.start_workers(load.workers, load.concurrency)
+        hidden = stack.server.url.removesuffix("/0") + f"/{HIDDEN_DB}"
+        enqueue(hidden, load.task, items(count, load.tickets), queues=queues)
+        reveal(stack.server.url, HIDDEN_DB, queues=queues)
+        return _clocked_in_order(stack, stack.tally.done, count)
+
+
+def _groupmq(case: str, count: int) -> Metrics:
+    """At the concurrency that was the best one in this process."""
+    if case not in _best:
+        tried = {number: _groupmq_at(case, count // 4, number)["rate"] for number in CONCURRENCIES}
+        _best[case] = max(tried, key=tried.__getitem__)
+    return {**_groupmq_at(case, count, _best[case]), "concurrency": float(_best[case])}
+
+
+def _groupmq_at(case: str, count: int, concurrency: int) -> Metrics:
+    load = LOADS[case]
+    with Stack("plain") as stack:
+        fill(stack, "groupmq", items(count, load.tickets))
+        work(stack, "groupmq", load.workers * load.concurrency, load.task, str(concurrency))
+        return clocked(stack, stack.tally.done, count)
+
+
+def _clocked_in_order(stack: Stack, progress: Callable[[], int], count: int) -> Metrics:
+    metrics = clocked(stack, progress, count)
+    metrics["misplaced"] = 100.0 * stack.tally.misplaced() / count
     return metrics
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,11 +35,30 @@ def nap(ticket: str, payload: Payload) -> None:
     noop(ticket, payload)
 
 
+def long_nap(ticket: str, payload: Payload) -> None:
+    """Sleeps 100 ms."""
+    time.sleep(0.100)
+    noop(ticket, payload)
+
+
+def up_to_5_ms(ticket: str, payload: Payload) -> None:
+    """Sleeps 0 to 5 ms, by chance."""
+    time.sleep(random.uniform(0.0, 0.005))
+    noop(ticket, payload)
+
+
 def stamp(ticket: str, payload: Payload) -> None:
     """Notes when it was started."""
     at_ns = time.monotonic_ns()
     _tally.started(payload["n"], at_ns)
     noop(ticket, payload)
+
+
+def sometimes_slow(ticket: str, payload: Payload) -> None:
+    """Notes when it was started; takes 1 s where its payload says so."""
+    stamp(ticket, payload)
+    if payload.get("slow"):
+        time.sleep(1.0)
 
 
 def folded(state: Mapping[str, Any], payload: Payload) -> dict[str, Any]:
@@ -56,7 +76,7 @@ def stuck(ticket: str, payload: Payload) -> None:
     time.sleep(3600)
 
 
-TASKS = (noop, nap, stamp, stuck)
+TASKS = (noop, nap, long_nap, up_to_5_ms, stamp, sometimes_slow, stuck)
 
 
 def configure(app: Celery) -> Celery:

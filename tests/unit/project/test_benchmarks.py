@@ -16,7 +16,13 @@ from benchmarks import __main__ as command
 from benchmarks.cases import CASES, Case, Column
 from benchmarks.feed import items
 from benchmarks.figures import Spread, percentile, ratios, spread
-from benchmarks.goals import GOALS, Goal
+from benchmarks.goals import __main__ as goals_command
+from benchmarks.goals.__main__ import wanted
+from benchmarks.goals.goal import Goal
+from benchmarks.goals.house import GOALS
+from benchmarks.goals.rows import CASES as ROW_CASES
+from benchmarks.goals.rows import ROWS
+from benchmarks.peers.node import NotInstalled
 from benchmarks.report import ratio_text, show_case, show_disturbance, show_goals, significant
 from benchmarks.results import DISTURBANCE, Metrics, Results
 from benchmarks.simulated import entries
@@ -115,6 +121,47 @@ def test_every_goal_names_what_a_case_measures() -> None:
         assert goal.variant in case.variants
         assert goal.peer is None or goal.peer in case.variants
         assert (goal.at_least is None) != (goal.at_most is None)
+
+
+def test_every_row_names_a_case_and_has_one_bound() -> None:
+    for row in ROWS.values():
+        assert row.case in ROW_CASES
+        assert (row.at_least is None) != (row.at_most is None)
+
+
+def test_a_variant_that_several_rows_need_runs_once() -> None:
+    rows = {
+        "a": Goal("a", "case", "bridge", "rate", at_least=1, peer="plain"),
+        "b": Goal("b", "case", "bridge", "rate", at_least=1, peer="node"),
+    }
+    assert wanted(rows) == {"case": ["plain", "bridge", "node"]}
+
+
+def test_a_row_without_its_peer_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(variant: str, scale: float) -> Metrics:
+        del scale
+        if variant == "node":
+            raise NotInstalled("no node here")
+        return {"rate": 30.0 if variant == "bridge" else 10.0}
+
+    rows = {
+        "there": Goal("there", "case", "bridge", "rate", at_least=3, peer="plain"),
+        "missed": Goal("missed", "case", "bridge", "rate", at_least=3.5, peer="plain"),
+        "left": Goal("left", "case", "bridge", "rate", at_least=1, peer="node"),
+    }
+    monkeypatch.setattr(goals_command, "ROWS", rows)
+    monkeypatch.setattr(goals_command, "CASES", {"case": run})
+    monkeypatch.setattr(goals_command, "describe", dict)
+    target = tmp_path / "figures.json"
+    done = CliRunner().invoke(goals_command.main, ["--rounds", "2", "--json", str(target)])
+    assert done.exit_code == 0, done.output
+    said = {name: next(line for line in done.output.splitlines() if line.startswith(f"│ {name}")) for name in rows}
+    assert "3.00 (3.00 … 3.00)" in said["there"]
+    assert [" reached" in said[name] for name in rows] == [True, True, False]
+    assert "NOT reached" in said["missed"]
+    assert "no node here" in said["left"]
+    written = json.loads(target.read_text())
+    assert {name: row["reached"] for name, row in written["rows"].items()} == {"there": True, "missed": False}
 
 
 # -- counting ----------------------------------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 def files() -> Iterator[Path]:
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            # What `make docs` built holds the words of its generator.
-            if "_build" in path.parts:
+            # What `make docs` built holds the words of its generator, installed peers those of their authors.
+            if {"_build", "node_modules"} & set(path.parts):
                 continue
             # Links lead to folders that are read under their own names.
             if path.suffix in KINDS and path != Path(__file__) and not any(one.is_symlink() for one in path.parents):
