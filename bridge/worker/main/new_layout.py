@@ -3,7 +3,8 @@
 A pool process gets the shared pages of its worker's lanes when it is forked. So a worker cannot take up a lane while it
 runs. When there are new partitions it does what Celery does at SIGHUP: a warm shutdown, in which running tasks are
 finished, and then the same command line once more, in the same process (its id stays). A worker that a program or a
-test started within its own process cannot do that. It goes on with the lanes that it has, and says so.
+test started within its own process cannot do that: the command line is the program's. It goes on with the lanes that
+it has, and logs that the program must start it again. Until then the old partitions stay.
 
 When there are only fewer partitions, the worker leaves their lanes. Nothing of them is undone then.
 """
@@ -97,7 +98,12 @@ class LayoutWatch:
 
     def _start_again(self, text: str) -> None:
         if not self._is_program:
-            logger.error("the stream %s has a new layout, %s: start this worker again", self._stream, text)
+            logger.error(
+                "the stream %s has a new layout, %s: this worker serves the old partitions alone; the program that "
+                "started it must start it again",
+                self._stream,
+                text,
+            )
             return
         logger.warning(
             "the stream %s has a new layout, %s: starting again, when the running tasks have ended", self._stream, text

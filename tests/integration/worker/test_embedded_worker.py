@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from celery import Celery
 
+import bridge
+from bridge.operate.repartitioning import begin, leave
+from bridge.routing.layouts import find_layout
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.lane import Lane
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.nodes.roles import WATCHER
 from bridge.testing.waiting import wait_until
+from bridge.worker.main import new_layout
 from tests.integration.lanes import LaneUnderTest
 
 CONFTEST = 'pytest_plugins = ("celery.contrib.pytest",)\n'
@@ -101,3 +109,37 @@ def test_a_wrong_setting_is_reported():
 """
     done = run_pytest(tmp_path / "project", lane, project)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_worker_within_a_program_says_that_it_must_be_started_again_for_a_new_layout(
+    own_server: EmbeddedServer,
+) -> None:
+    app = bridge.install(Celery("shop", broker="redis://nowhere:1/0", set_as_current=False))
+    seen: list[Any] = []
+
+    @app.task(name="shop.note", lazy=False, shared=False)
+    def note(ticket_id: str, payload: Any) -> None:
+        del ticket_id
+        seen.append(payload)
+
+    log = logging.getLogger(new_layout.__name__)
+    said: list[str] = []
+    heard = logging.Handler()
+    heard.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(heard)
+    try:
+        with Lane(app, url=own_server.url) as lane:
+            note.push("T", 1)
+            lane.wait()
+            layout = begin(lane.redis, "ticket_stream", find_layout(lane.redis, "ticket_stream", 1), 2)
+            wait_until(lambda: said, description="the worker to see the new layout")
+            assert "the program that started it must start it again" in said[0]
+            note.push("T", 2)
+    finally:
+        log.removeHandler(heard)
+    # It serves the old partitions alone. Its successor handles what came meanwhile, and nothing holds the old ones.
+    assert seen == [1]
+    with Lane(app, url=own_server.url) as lane:
+        lane.wait()
+        assert seen == [1, 2]
+        assert leave(lane.redis, "ticket_stream", layout) == ""
