@@ -8,7 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT_S = 10.0
+#: Much longer than anything takes on a machine at rest: only a test that fails waits for so long.
+DEFAULT_TIMEOUT_S = 30.0
 #: Seconds between two looks: this share of the time that was waited already, at least and at most.
 INTERVAL, SHORTEST_S, LONGEST_S = 0.05, 0.02, 0.08
 

@@ -56,7 +56,7 @@ def test_fastapi_that_pushes_from_its_event_loop(stand: MakeStand, frameworks: E
             data=json.dumps(lines).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert len(set(json.load(answer))) == 20
     project.wait_done(40)
 

@@ -71,7 +71,7 @@ class EngineNode(Node):
         self._started = True
         self.container.raw.start()
 
-    def wait(self, timeout_s: float = 15.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         try:
             wait_until(lambda: not self.running, description=f"{self._name} to end", timeout_s=timeout_s)
         except WaitTimeout:

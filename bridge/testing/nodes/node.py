@@ -88,7 +88,7 @@ class Node(CeleryTestNode, ABC):
         return True
 
     @abstractmethod
-    def wait(self, timeout_s: float = 15.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         """Wait for the main process to end; its exit code."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Node(CeleryTestNode, ABC):
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
 
-    def terminate(self, timeout_s: float = 15.0) -> int:
+    def terminate(self, timeout_s: float = 30.0) -> int:
         """SIGTERM to the main process, as a deployment does, and wait for it to end; its exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
@@ -131,7 +131,7 @@ class Node(CeleryTestNode, ABC):
         else:
             self.send(number)
 
-    def restart(self, reload_container: bool = True, force: bool = False, timeout_s: float = 15.0) -> None:  # noqa: ARG002
+    def restart(self, reload_container: bool = True, force: bool = False, timeout_s: float = 30.0) -> None:  # noqa: ARG002
         """End it, in order if it does so in time, and start it again; ready when this returns."""
         if self.running:
             try:
@@ -151,7 +151,7 @@ class Node(CeleryTestNode, ABC):
         """The last lines of the log, for a failing test's report."""
         return "\n".join(self.logs().splitlines()[-lines:])
 
-    def wait_for_log(self, log: str, message: str = "", timeout: float = 15.0) -> None:
+    def wait_for_log(self, log: str, message: str = "", timeout: float = 30.0) -> None:
         """Wait until this life of the program has logged a text."""
         wait_until(
             lambda: log in self.logs(this_life=True),
@@ -159,7 +159,7 @@ class Node(CeleryTestNode, ABC):
             timeout_s=timeout,
         )
 
-    def assert_log_exists(self, log: str, message: str = "", timeout: float = 15.0) -> None:
+    def assert_log_exists(self, log: str, message: str = "", timeout: float = 30.0) -> None:
         self.wait_for_log(log, message, timeout)
 
     def assert_log_does_not_exist(self, log: str, message: str = "", timeout: float = 1) -> None:

@@ -107,7 +107,7 @@ class ProcessNode(Node):
                 )
         self._stopper = OrphanStopper(self._process.pid)
 
-    def wait(self, timeout_s: float = 15.0) -> int:
+    def wait(self, timeout_s: float = 30.0) -> int:
         assert self._process is not None, f"{self._name} was never started"
         try:
             return self._process.wait(timeout_s)

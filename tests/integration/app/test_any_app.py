@@ -55,7 +55,7 @@ def pushed(lane: LaneUnderTest, task: str) -> str:
 def test_the_result_of_a_message_has_its_id(lane: LaneUnderTest, result_of) -> None:  # type: ignore[no-untyped-def]
     id_ = pushed(lane, "add")
 
-    assert result_of(id_).get(timeout=10) == {"n": 7, "attempt": 1}
+    assert result_of(id_).get(timeout=60) == {"n": 7, "attempt": 1}
     # When the result is there, the effects are applied.
     assert lane.redis.get("sum:T42") == "7"
 
@@ -63,7 +63,7 @@ def test_the_result_of_a_message_has_its_id(lane: LaneUnderTest, result_of) -> N
 def test_a_task_knows_its_ticket(lane: LaneUnderTest, result_of) -> None:  # type: ignore[no-untyped-def]
     id_ = pushed(lane, "context")
 
-    seen = result_of(id_).get(timeout=10)
+    seen = result_of(id_).get(timeout=60)
 
     assert seen["id"] == "T42"
     assert seen["message_id"] == seen["task_id"] == id_

@@ -89,7 +89,7 @@ def test_an_expired_message_is_a_dead_letter_and_its_result_revoked(lane: Option
     late = lane.handle("expires", "expires", 0)
     assert lane.before_the_last("expires") == ["ran"]
     assert lane.error_of("expires") == "Revoked: expired (4)"
-    assert result(lane, first).get(timeout=5) == "in time"
+    assert result(lane, first).get(timeout=60) == "in time"
     assert result(lane, late).state == "REVOKED"
 
 
@@ -153,7 +153,7 @@ def test_the_bridge_handles_a_lost_process_whatever_acks_late_says(lane: Options
 def test_states_of_its_own_are_seen(lane: Options) -> None:
     id_ = lane.handle("progress", "progress")
     assert lane.before_the_last("progress") == ["PROGRESS"]
-    assert result(lane, id_).get(timeout=5) == "done"
+    assert result(lane, id_).get(timeout=60) == "done"
 
 
 def test_a_rate_limit_holds(lane: Options) -> None:

@@ -45,7 +45,7 @@ def test_masters_store_a_lost_layout_again_and_other_producers_find_it(
     wait_until(lambda: all(four.redis.exists(keys.leader) for keys in four.keys), description="leaders")
     text = four.redis.get(KEY)
     four.redis.flushall()
-    wait_until(lambda: four.redis.get(KEY) == text, description="the layout", timeout_s=10)
+    wait_until(lambda: four.redis.get(KEY) == text, description="the layout")
     master.wait_for_log("the layout of stream ticket_stream was lost, and is stored again")
     # Of an app that does not set the partitions
     other = shop_of(own_server.url)
@@ -217,7 +217,7 @@ def test_a_layout_that_is_damaged_while_a_master_runs_is_named_once_and_left_alo
     four.wait_done(2)
     assert four.redis.get(KEY) == "x"
     four.redis.delete(KEY)
-    wait_until(lambda: four.redis.get(KEY) == text, description="the layout", timeout_s=10)
+    wait_until(lambda: four.redis.get(KEY) == text, description="the layout")
     assert master.logs().count("no layout that can be read") == 1
     append.push("T42", {"n": 3})
     four.wait_done(3)

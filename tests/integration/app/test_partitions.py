@@ -137,10 +137,10 @@ def test_the_same_stream_id_on_two_partitions_is_two_messages(four: Partitions) 
     four.wait_done(8)
     first, second = id_, f"{id_.partition('-')[0]}-8"
     for n, ticket in tickets.items():
-        context = four.app.AsyncResult(f"{first}@p{n}").get(timeout=10)
+        context = four.app.AsyncResult(f"{first}@p{n}").get(timeout=60)
         assert context["id"] == ticket
         assert context["message_id"] == context["task_id"] == f"{first}@p{n}"
-        assert four.app.AsyncResult(f"{second}@p{n}").get(timeout=10) == {"n": n, "attempt": 1}
+        assert four.app.AsyncResult(f"{second}@p{n}").get(timeout=60) == {"n": n, "attempt": 1}
     assert not four.app.AsyncResult(first).ready()
 
 
@@ -192,7 +192,7 @@ def test_a_failed_attempt_a_death_and_a_revoke_name_the_message_by_its_id(four: 
     four.wait_done(2)
     assert four.lane.log("A") == [1]
     assert four.lane.log("B") == [2]
-    assert four.app.AsyncResult(ids[0]).get(timeout=10) == "done"
+    assert four.app.AsyncResult(ids[0]).get(timeout=60) == "done"
     held.push("C", {"n": 3, "gate": "open"})
     wait_until(lambda: list(four.lane.ledger.glob("held-C-3-*")), description="the first message to run")
     revoked = held.push("C", {"n": 4})

@@ -85,7 +85,7 @@ def test_lanes_on_one_backend_find_their_own_results(backend: tuple[str, Any], u
     one.backend.store_result(ID, "one", states.SUCCESS)
     two.backend.store_result(ID, ValueError("two"), states.FAILURE)
 
-    assert {result.get(timeout=5) for result in forms(one)} == {"one"}
+    assert {result.get(timeout=60) for result in forms(one)} == {"one"}
     assert {result.state for result in forms(two)} == {states.FAILURE}
     assert {repr(result.result) for result in forms(two)} == {"ValueError('two')"}
     assert {result.state for result in forms(three)} == {states.PENDING}
@@ -93,7 +93,7 @@ def test_lanes_on_one_backend_find_their_own_results(backend: tuple[str, Any], u
     # On a thread of its own, which may have a backend of its own.
     assert beside(lambda: one.AsyncResult(ID).result) == "one"
     group = GroupResult("g", [one.AsyncResult(ID)], app=one)
-    assert (group.join_native if group.supports_native_join else group.join)(timeout=5) == ["one"]
+    assert (group.join_native if group.supports_native_join else group.join)(timeout=60) == ["one"]
 
     one.AsyncResult(ID).forget()
     assert one.AsyncResult(ID).state == states.PENDING
@@ -114,10 +114,10 @@ def test_a_result_is_received_from_its_own_lane_only(own_server: EmbeddedServer)
     for result in (of_one, of_two):
         result.backend.add_pending_result(result)
     two.backend.store_result(ID, "two", states.SUCCESS)
-    assert of_two.get(timeout=5) == "two"
+    assert of_two.get(timeout=60) == "two"
     assert not of_one.ready()
     threading.Timer(0.05, lambda: one.backend.store_result(ID, "one", states.SUCCESS)).start()
-    assert of_one.get(timeout=5) == "one"
+    assert of_one.get(timeout=60) == "one"
 
 
 def test_two_lanes_that_work_on_one_backend_store_each_its_own_results(
@@ -141,8 +141,8 @@ def test_two_lanes_that_work_on_one_backend_store_each_its_own_results(
         one.wait_done(len(ids))
     group = lanes["orders"].keys.group
     orders, refunds = (lane((own_server.url, None), stream, group) for stream in lanes)
-    assert [orders.AsyncResult(id_).get(timeout=5) for id_ in ids] == [{"n": n, "attempt": 1} for n in range(20)]
-    assert [refunds.AsyncResult(id_).get(timeout=5)["message_id"] for id_ in ids] == ids
+    assert [orders.AsyncResult(id_).get(timeout=60) for id_ in ids] == [{"n": n, "attempt": 1} for n in range(20)]
+    assert [refunds.AsyncResult(id_).get(timeout=60)["message_id"] for id_ in ids] == ids
 
 
 @pytest.mark.parametrize(

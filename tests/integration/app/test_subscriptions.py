@@ -171,8 +171,8 @@ def test_a_result_is_that_of_the_first_subscription_with_results_and_others_are_
     from tests.apps.subscribers import app
 
     app.conf.update(broker_url=own_server.url, result_backend=own_server.url)
-    assert app.AsyncResult(id_).get(timeout=10) == "billed 7"
-    assert result_of(app, id_, "search").get(timeout=10) == "indexed 7"
+    assert app.AsyncResult(id_).get(timeout=60) == "billed 7"
+    assert result_of(app, id_, "search").get(timeout=60) == "indexed 7"
 
 
 def test_a_master_makes_the_groups_of_all_its_lanes_before_it_leads_one(

@@ -41,7 +41,7 @@ def test_a_lane_in_a_test_handles_messages_in_order_and_leaves_the_app_as_it_was
         (1, 1), ("bad", 1), ("bad", 2), (2, 1),
     ]  # fmt: skip
     assert lane.redis.lrange("log:A", 0, -1) == [b"1", b"2"]
-    assert app.AsyncResult(ids[0]).get(timeout=10) == 1
+    assert app.AsyncResult(ids[0]).get(timeout=60) == 1
     [letter] = lane.dead_letters()
     assert "ValueError: always" in letter["error"]
 

@@ -44,7 +44,7 @@ def test_a_producer_of_an_older_version_finds_the_result_of_its_message(chain: V
         producer = Celery("versions", broker=chain.url, backend=chain.url, set_as_current=False)
         bridge.install(producer)
         producer.conf.bridge_stream = stream
-        assert producer.AsyncResult(id_).get(timeout=20) == f"{ticket} 1"
+        assert producer.AsyncResult(id_).get(timeout=60) == f"{ticket} 1"
 
 
 def test_a_message_waits_for_one_in_flight_and_for_one_in_backoff(chain: Versions) -> None:

@@ -26,7 +26,7 @@ class Answer:
     body: Any
 
 
-def call(port: int, method: str, path: str, body: Any = None, *, timeout_s: float = 30) -> Answer:
+def call(port: int, method: str, path: str, body: Any = None, *, timeout_s: float = 60) -> Answer:
     """One call of a master's port, over a connection of its own."""
     connection = HTTPConnection(HOST, port, timeout=timeout_s)
     try:
@@ -102,7 +102,7 @@ class HttpConsumerUnderTest:
     def ask(self, most: int = 1, wait: float = 0, has: tuple[int, ...] = ()) -> Answer:
         query: list[tuple[str, Any]] = [("consumer", self.name), ("incarnation", self.incarnation)]
         query += [("max", most), ("wait", wait), *(("has", fence) for fence in has)]
-        return call(self.port, "GET", f"/api/messages/next?{urlencode(query)}", timeout_s=wait + 30)
+        return call(self.port, "GET", f"/api/messages/next?{urlencode(query)}", timeout_s=wait + 60)
 
     def next(self, most: int = 1, wait: float = 10, has: tuple[int, ...] = ()) -> list[dict[str, Any]]:
         answer = self.ask(most, wait, has)

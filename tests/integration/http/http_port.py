@@ -63,7 +63,7 @@ class Port:
         *,
         raw: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 10,
+        timeout_s: float = 60,
     ) -> Answer:
         connection = HTTPConnection(HOST, self.number, timeout=timeout_s)
         sent = dict(self.headers)
@@ -95,7 +95,7 @@ class Port:
 
     def dial(self) -> socket.socket:
         """A raw connection."""
-        return socket.create_connection((HOST, self.number), timeout=10)
+        return socket.create_connection((HOST, self.number), timeout=60)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def start(nodes: NodeYard) -> Start:
 
 
 def answer(port: int, path: str, method: str = "GET", host: str = HOST) -> tuple[int, dict[str, str], object]:
-    connection = HTTPConnection(host, port, timeout=10)
+    connection = HTTPConnection(host, port, timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()

@@ -40,7 +40,7 @@ def keep_alive(lane: LaneUnderTest, workers: list[WorkerNode]) -> int:
 
     while not lane.dead_letters():
         assert lives < 10, "the culprit goes on and on"
-        wait_until(dead_or_ended, description="the culprit to end another worker, or to be dead", timeout_s=20)
+        wait_until(dead_or_ended, description="the culprit to end another worker, or to be dead")
         for worker in workers:
             if not worker.running:
                 lives += 1

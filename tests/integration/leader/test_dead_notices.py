@@ -195,7 +195,7 @@ def test_a_receiver_that_is_away_stops_nothing_and_gets_all_later(shop: NoticeSh
     shop.wait_begun()
     ids = shop.break_some(5)
     wait_until(lambda: shop.redis.xlen(shop.keys.dead) == 5, description="the letters")
-    wait_until(lambda: int(shop.notices().get("failed", 0)) >= 2, description="two failed requests", timeout_s=20)
+    wait_until(lambda: int(shop.notices().get("failed", 0)) >= 2, description="two failed requests")
     found = shop.json("status")
     assert found["notices"]["failed"] >= 2
     assert any("does not get them: no answer: " in problem for problem in found["problems"])
@@ -223,7 +223,7 @@ def test_a_receiver_that_hangs_or_redirects(shop: NoticeShop, receiver: Receiver
     for n in range(5):
         shop.break_some(1, first=n)
         wait_until(lambda n=n: shop.redis.xlen(shop.keys.dead) == n + 1, description="the lane to go on", timeout_s=2)  # type: ignore[misc]
-    wait_until(lambda: "timed out" in shop.notices().get("error", ""), description="a time limit", timeout_s=20)
+    wait_until(lambda: "timed out" in shop.notices().get("error", ""), description="a time limit")
     receiver.answer = 302
     receiver.released.set()
     wait_until(lambda: "answered 302" in shop.notices().get("error", ""), description="a redirect", timeout_s=30)
@@ -270,7 +270,7 @@ def test_letters_from_before_are_not_told_and_letters_while_nobody_led_are(
     first = shop.led_by("m1", receiver.port)
     shop.wait_begun()
     [one] = shop.break_some(1, first=3)
-    wait_until(lambda: receiver.letters, description="a notice", timeout_s=20)
+    wait_until(lambda: receiver.letters, description="a notice")
     wait_until(lambda: shop.notices().get("told") == "1", description="the notice to be noted")
     first.terminate()
     other = shop.master("m2")
@@ -278,5 +278,5 @@ def test_letters_from_before_are_not_told_and_letters_while_nobody_led_are(
     wait_until(lambda: shop.redis.xlen(shop.keys.dead) == 5, description="the letter")
     other.terminate()
     shop.led_by("m3", receiver.port)
-    wait_until(lambda: len(receiver.letters) == 2, description="the second notice", timeout_s=20)
+    wait_until(lambda: len(receiver.letters) == 2, description="the second notice")
     assert [letter["message_id"] for letter in receiver.letters] == [one, two]

@@ -105,6 +105,8 @@ def test_a_killed_master_that_returns_goes_on_where_it_was(lane: LaneUnderTest) 
 
 
 def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) -> None:
+    # No lease ends within this test.
+    lane.env["COUNTER_LEASE"] = "60"
     lane.master("m1")
     going = lane.worker("w1", wait=False)
     lane.worker("w2")
@@ -118,7 +120,6 @@ def test_a_worker_that_is_asked_to_stop_hands_over_at_once(lane: LaneUnderTest) 
     wait_until(
         lambda: going.hostname() not in lane.redis.hkeys(lane.keys.consumers),
         description="the worker that is gone to be forgotten",
-        timeout_s=1.5,
     )
 
 
@@ -126,7 +127,7 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_delays_no_tick
     lane.master("m1")
     going = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
-    lane.push("long", {"n": 0, "ms": 8000})
+    lane.push("long", {"n": 0, "gate": "open"}, "counter.held")
     lane.push("behind", {"n": 0})
     wait_until(lambda: any(lane.ledger.iterdir()), description="the long task to start")
     lane.push("later", {"n": 0})
@@ -136,16 +137,18 @@ def test_a_worker_that_finishes_a_long_task_gets_nothing_more_and_delays_no_tick
 
     for n in range(20):
         lane.push(f"T{n}", {"n": 0})
-    wait_until(lambda: lane.count("done") >= 22, description="all but the long one to be done", timeout_s=7)
+    wait_until(lambda: lane.count("done") >= 22, description="all but the long one to be done")
 
     assert going.running, "the long task was cut short"
+    (lane.ledger / "open").touch()
     lane.wait_done(23)
     assert lane.log("long") == lane.log("behind") == lane.log("later") == [0]
     assert going.wait() == 0
 
 
 def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> None:
-    lane.env["COUNTER_LEADER_LEASE"] = "8"
+    # No lease ends within this test.
+    lane.env |= {"COUNTER_LEADER_LEASE": "60", "COUNTER_LEASE": "60"}
     masters = [lane.master("m1"), lane.master("m2")]
     lane.worker("w1")
 
@@ -153,12 +156,7 @@ def test_a_leader_that_is_asked_to_stop_resigns_at_once(lane: LaneUnderTest) -> 
         holder = lane.wait_leader()
         [leader] = [m for m in masters if f":{m.pid}:" in holder]
         assert leader.terminate() == 0
-        # Well under a lease: the worker that left gave its lease up.
-        wait_until(
-            lambda: lane.redis.get(lane.keys.leader) not in (None, holder),
-            description="the standby to lead",
-            timeout_s=4,
-        )
+        wait_until(lambda: lane.redis.get(lane.keys.leader) not in (None, holder), description="the standby to lead")
 
     under_load(lane, stop_leader)
 
@@ -203,18 +201,18 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
 def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1", "--concurrency=1")
-    lane.push_many(TICKETS, EACH, ms=40)
-    wait_until(lambda: lane.count("done") > 10, description="the first worker to work")
+    # One ticket more, whose task ends when the second worker was used.
+    lane.push("long", {"n": 0, "gate": "open"}, "counter.held")
+    wait_until(lambda: any(lane.ledger.glob("held-*")), description="the first worker to be busy")
+    lane.push_many(TICKETS, EACH)
 
     joined = lane.worker("w2", "--concurrency=1")
 
+    pool = {child.pid for child in joined.children()}
     wait_until(
-        lambda: any(
-            entry["name"] == joined.hostname() and entry["pending"] > 0
-            for entry in lane.redis.xinfo_consumers(lane.keys.stream, lane.keys.group)
-        ),
-        description="the second worker to have messages in flight",
-        timeout_s=3,
+        lambda: pool.intersection(int(path.stem) for path in lane.ledger.glob("*.jsonl")),
+        description="the second worker to run something",
     )
-    lane.wait_done(TICKETS * EACH)
+    (lane.ledger / "open").touch()
+    lane.wait_done(TICKETS * EACH + 1)
     lane.assert_logs(TICKETS, EACH)

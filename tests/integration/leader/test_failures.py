@@ -217,7 +217,7 @@ def test_a_task_that_only_the_master_knows_is_dead_not_silent(lane: LaneUnderTes
 
 def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     lane.nodes.nodes[0].close()  # this test wants a lease of its own
-    quick = LaneUnderTest(lane.nodes, lane.server, lane.ledger, **{**lane.env, "COUNTER_LEASE": "2"})
+    quick = LaneUnderTest(lane.nodes, lane.server, lane.ledger, **{**lane.env, "COUNTER_LEASE": "5"})
     quick.master("m1")
     worker = quick.worker("w2", "--concurrency=1")
     quick.wait_consumers(1)
@@ -229,7 +229,7 @@ def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
     quick.push("C", {"n": 0})
     quick.push("D", {"n": 0})
     try:
-        wait_until(lambda: quick.redis.llen(queue) > 0, description="a message in the worker's queue", timeout_s=1.7)
+        wait_until(lambda: quick.redis.llen(queue) > 0, description="a message in the worker's queue", timeout_s=4.5)
     finally:
         quick.redis.delete(queue)
         worker.resume()

@@ -55,7 +55,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
 
     # Then its dispatch stops, and the status says so
     wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=40)
-    master.wait_for_log("its circuit breaker is open", timeout=5)
+    master.wait_for_log("its circuit breaker is open", timeout=60)
     dead = lane.count("dead")
     assert dead < OPENS_AT + 2
     waits = next(f"D{i}" for i in range(TICKETS) if i >= OPENS_AT)

@@ -68,7 +68,7 @@ def test_a_message_that_others_take_again_and_again_becomes_a_dead_letter(shop: 
     shop.push(f"T{number}", 100)
     for _ in range(MOST - 1):
         shop.take(victim)
-        wait_until(lambda: shop.under(victim) == "master", description="it to be claimed back", timeout_s=20)
+        wait_until(lambda: shop.under(victim) == "master", description="it to be claimed back")
     row = shop.row(victim)
     assert row is not None
     assert row["times_delivered"] == MOST, "the claims of the bridge do not count"
@@ -76,7 +76,7 @@ def test_a_message_that_others_take_again_and_again_becomes_a_dead_letter(shop: 
     [shown] = shop.json("pending", "--ticket", f"T{number}", "--limit", "1")["messages"]
     assert (shown["message_id"], shown["deliveries"], shown["state"]) == (victim, MOST, "waiting")
     shop.take(neighbour, victim)
-    wait_until(shop.dead, description="the dead letter", timeout_s=20)
+    wait_until(shop.dead, description="the dead letter")
     [letter] = shop.dead()
     assert (letter["message_id"], letter["ticket_id"]) == (victim, f"T{number}")
     assert letter["reason"] == "delivered too often by other means"

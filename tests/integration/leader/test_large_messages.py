@@ -145,12 +145,12 @@ def test_a_repair_of_manual_changes_does_not_read_all_messages_at_once(
     master = lane.master("m1")
     lane.worker("w1")
     push(redis, lane.keys.stream, count, tickets=1, first_ms=8000)
-    wait_until(lambda: pending(lane) == count, description="all to be read", timeout_s=20)
+    wait_until(lambda: pending(lane) == count, description="all to be read")
     redis.slowlog_reset()
     with probing(lane.server) as probes:
         # When they are removed from the pending list by hand, and then handled
         deed(lane, master)
-        wait_until(lambda: pending(lane) == count, description="all to be pending again", timeout_s=20)
+        wait_until(lambda: pending(lane) == count, description="all to be pending again")
         lane.wait_done(count)
     # Then they were handled in order, and the repair cost the server no more than reading
     assert lane.log("T0") == list(range(count))

@@ -59,13 +59,13 @@ def test_a_drained_worker_empties_under_load_and_takes_tickets_again(lane: LaneU
 
     order(lane, "drain", consumer=one.hostname())
 
-    wait_until(lambda: pending_at(lane, one.hostname()) == 0, description="the drained worker to be empty", timeout_s=5)
+    wait_until(lambda: pending_at(lane, one.hostname()) == 0, description="the drained worker to be empty")
     before = lane.count("done")
     holds_for(lambda: pending_at(lane, one.hostname()) == 0, description="nothing new to come there", duration_s=0.5)
     wait_until(lambda: lane.count("done") > before, description="the other one to go on")
     assert one.running
     order(lane, "resume", consumer=one.hostname())
-    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be used again", timeout_s=5)
+    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the worker to be used again")
     # A transfer of all tickets to the other worker by name, and of one ticket to any worker
     order(lane, "transfer", consumer=one.hostname(), to=two.hostname())
     order(lane, "transfer", consumer=two.hostname(), tickets=["T0", "T1"])
@@ -86,9 +86,7 @@ def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: Lane
     before = lane.redis.hget(lane.keys.consumers, one.hostname())
     # Given a worker that loses its lease, and comes back as a new incarnation
     one.pause()
-    wait_until(
-        lambda: lane.redis.hget(lane.keys.consumers, one.hostname()) is None, description="it to be gone", timeout_s=8
-    )
+    wait_until(lambda: lane.redis.hget(lane.keys.consumers, one.hostname()) is None, description="it to be gone")
     one.resume()
     wait_until(
         lambda: lane.redis.hget(lane.keys.consumers, one.hostname()) not in (None, before), description="it to be back"
@@ -104,7 +102,7 @@ def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: Lane
     one.start()
     one.wait_ready()
     lane.push_many(10, 10, ms=40, first=5)
-    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the restarted worker to be used", timeout_s=5)
+    wait_until(lambda: pending_at(lane, one.hostname()) > 0, description="the restarted worker to be used")
     wait_until(
         lambda: not lane.redis.hexists(lane.keys.drains, one.hostname()), description="the order to be forgotten"
     )
@@ -121,7 +119,7 @@ def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) ->
     lane.push_many(20, 10, ms=80)
     wait_until(lambda: lane.count("done") > 25, description="the first worker to work")
     joined = lane.worker("w2", "--concurrency=2")
-    wait_until(lambda: pending_at(lane, joined.hostname()) > 0, description="the new one to be used", timeout_s=5)
+    wait_until(lambda: pending_at(lane, joined.hostname()) > 0, description="the new one to be used")
     lane.wait_done(20 * 10)
     lane.assert_logs(20, 10)
     lane.assert_no_overlap()

@@ -83,7 +83,7 @@ class Operator:
         name = self.dice.choice(self.workers)
         self.order(do="drain", consumer=name)
         if self.dice.random() < 0.5:
-            wait_until(lambda: self.in_flight(name) == 0, description=f"{name} to be empty", timeout_s=20)
+            wait_until(lambda: self.in_flight(name) == 0, description=f"{name} to be empty")
         self.order(do="resume", consumer=name)
 
     def kill_a_master(self) -> None:

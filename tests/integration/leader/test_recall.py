@@ -17,8 +17,6 @@ from bridge.testing.waiting import holds_for, wait_until
 from tests.apps.counter import app
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
-LONG_MS = 5000
-
 
 @pytest.fixture(params=["prefork", "threads"])
 def pool(request: pytest.FixtureRequest) -> str:
@@ -48,12 +46,17 @@ def outcomes(lane: LaneUnderTest) -> list[Outcome]:
     return [outcome for _, fields in found if "o" in fields for outcome in decode(fields["o"].encode())]
 
 
+def open_gate(lane: LaneUnderTest) -> None:
+    """Lets the long task end."""
+    (lane.ledger / "open").touch()
+
+
 def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, MasterNode, str]:
     """A worker that runs one long task and has received short ones behind it, and a master that is dead."""
     master = lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1", f"--pool={pool}")
     lane.wait_consumers(1)
-    long = lane.push("long", {"n": 0, "ms": LONG_MS})
+    long = lane.push("long", {"n": 0, "gate": "open"}, "counter.held")
     wait_until(lambda: any(lane.ledger.iterdir()), description="the long task to start")
     for ticket in "ABC":
         lane.push(ticket, {"n": 0})
@@ -62,7 +65,7 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
         records: Any = lane.redis.hvals(lane.keys.tickets)
         return [record for record in map(json.loads, records) if record[0] > 0]
 
-    wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it", timeout_s=4)
+    wait_until(lambda: len(in_flight()) > 1, description="something to be in flight behind it")
     queue = lane.keys.queue(worker.hostname())
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the worker to receive it")
     master.kill_main()
@@ -73,12 +76,13 @@ def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneU
     worker, master, long = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.GIVE_BACK)
 
-    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
+    wait_until(lambda: outcomes(lane), description="something to come back")
 
     back = outcomes(lane)
     assert {outcome.kind for outcome in back} == {Kind.RETURNED}
     assert long not in {outcome.message_id for outcome in back}
     # And none of them starts when the long task is over
+    open_gate(lane)
     wait_until(
         lambda: [o.kind for o in outcomes(lane) if o.message_id == long] == [Kind.DONE],
         description="the long task to end",
@@ -104,6 +108,7 @@ def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) ->
         description="nothing to come back",
         duration_s=0.5,
     )
+    open_gate(lane)
     master.start()
     lane.wait_done(4)
     assert "ERROR/" not in worker.logs()
@@ -117,6 +122,7 @@ def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: 
         description="nothing to come back",
         duration_s=0.5,
     )
+    open_gate(lane)
     master.start()
     lane.wait_done(4)
 
@@ -124,8 +130,9 @@ def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: 
 def test_a_message_sent_after_the_recall_runs(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.GIVE_BACK)
-    wait_until(lambda: outcomes(lane), description="something to come back", timeout_s=4)
+    wait_until(lambda: outcomes(lane), description="something to come back")
     master.start()
+    open_gate(lane)
     for n in range(5):
         lane.push("D", {"n": n})
     lane.wait_done(9)

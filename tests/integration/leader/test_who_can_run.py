@@ -325,10 +325,10 @@ def test_settings_that_differ_are_logged_once_on_both_sides_and_shown_by_status(
     master = lane.leader("m1", tasks="service.old")
     worker = lane.service("w1", tasks="service.old", settings={"bridge_max_payload": 1000})
     said = "bridge_max_payload is 1000 (there 1048576)"
-    worker.wait_for_log(f"this worker differs from the master that leads: {said}", timeout=15)
-    master.wait_for_log(f"consumer {worker.hostname()} differs from this master: {said}", timeout=15)
+    worker.wait_for_log(f"this worker differs from the master that leads: {said}", timeout=60)
+    master.wait_for_log(f"consumer {worker.hostname()} differs from this master: {said}", timeout=60)
     other = lane.leader("m2", tasks="service.old", settings={"bridge_unknown_after": 5.0})
-    other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout=15)
+    other.wait_for_log("differs from the one that led last: bridge_unknown_after is 5.0 (there 600.0)", timeout=60)
     [problem] = read_status(lane.asking, lane.settings).problems
     assert problem.startswith(f"{worker.hostname()}: bridge_max_payload is 1000 (the master: 1048576)")
     holds_for(lambda: worker.logs().count(said) == 1, description="no second line", duration_s=2)

@@ -149,7 +149,6 @@ def test_reset_connections_are_opened_again(lane: LaneUnderTest) -> None:
         wait_until(
             lambda part=part: lane.count("done") > load.total // part,  # type: ignore[misc]
             description="some more to be done",
-            timeout_s=20,
         )
         for kind in ("normal", "pubsub"):
             lane.redis.client_kill_filter(_type=kind, skipme=True)

@@ -45,7 +45,7 @@ def test_clients_and_raw_connections_find_the_primary_and_follow_it(sentinels: S
                     raise
             return there.mget("x", "y") == ["2", "2"]
 
-        wait_until(arrived, description="both to write to the new primary", timeout_s=20)
+        wait_until(arrived, description="both to write to the new primary")
         there.close()
 
 

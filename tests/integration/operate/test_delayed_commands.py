@@ -176,7 +176,7 @@ class Listed(RuleBasedStateMachine):
         def found() -> list[tuple[str, int, Mode]]:
             return [(one.id, one.due_ms, one.mode) for one in soonest_first(self.redis, self.lanes, Selection())]
 
-        wait_until(lambda: len(found()) == len(self.there), description=f"{len(self.there)} to be listed", timeout_s=20)
+        wait_until(lambda: len(found()) == len(self.there), description=f"{len(self.there)} to be listed")
         now = found()
         assert {id_: (due_ms, mode) for id_, due_ms, mode in now} == self.there
         assert [due_ms for _, due_ms, _ in now] == sorted(due_ms for due_ms, _ in self.there.values())

@@ -340,7 +340,7 @@ def test_a_drain_outlives_its_master_and_ends_with_the_worker(shop: Shop) -> Non
     assert shop.json("ticket", "show", "A")["state"] == "waiting"
     holds_for(lambda: not shop.log("A"), description="nobody takes A", duration_s=1.0)
     w1.terminate()
-    wait_until(lambda: not w1.running, description="w1 to end", timeout_s=20)
+    wait_until(lambda: not w1.running, description="w1 to end")
     shop.worker("w1", 1)
     shop.wait_log("A", [0])
     assert shop.json("consumer", "list")["consumers"][0]["state"] == "open"

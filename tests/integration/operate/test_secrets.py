@@ -156,7 +156,6 @@ def test_nothing_shows_the_password_of_a_lane_at_work(secret_server: EmbeddedSer
         wait_until(
             lambda: "Trying again in" in worker.logs(),
             description="the worker to meet the changed password",
-            timeout_s=20,
         )
         with secret_server.client() as admin:
             admin.execute_command("ACL", "SETUSER", "any", "resetpass", f">{SECRET}")

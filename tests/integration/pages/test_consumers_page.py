@@ -70,7 +70,7 @@ def test_the_node_program_ends_itself_when_its_lease_is_over(lane: HttpLane, tmp
     consumer = start(lane, "javascript", tmp_path)
     lane.wait_consumers(1)
     consumer.pause()
-    wait_until(lambda: lane.redis.hlen(lane.keys.consumers) == 0, description="it to be taken for lost", timeout_s=20)
+    wait_until(lambda: lane.redis.hlen(lane.keys.consumers) == 0, description="it to be taken for lost")
     consumer.resume()
     assert consumer.wait() == 75
 

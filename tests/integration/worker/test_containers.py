@@ -21,7 +21,7 @@ REFUSED = why_not()
 pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
 
 #: Long enough that no lease ends within these tests.
-LONG_LEASE = "30"
+LONG_LEASE = "120"
 INIT = (sys.executable, "-m", "bridge.worker.init")
 #: An init that ends as soon as the worker ends, as tini does.
 PLAIN_INIT = (sys.executable, "-c", "import os, subprocess, sys; os._exit(subprocess.call(sys.argv[1:]) & 127)")

