@@ -361,8 +361,8 @@ def push_guard(prefix: str, run: str) -> str:
     the ``runId`` of a batch, or the id of a streaming query.
 
     ``<epoch>/<partition>`` -> ``<rows> <digest>[ end]``, ``<epoch>/of`` -> partitions of the epoch, ``floor`` -> the
-    last committed epoch, ``told`` -> its summary (JSON). Each chunk sets the expiry again. A commit deletes the fields
-    of older epochs.
+    last committed epoch, ``told`` -> its summary (JSON), ``began`` -> when a replay of messages that expire began (ms).
+    Each chunk sets the expiry again. A commit deletes the fields of older epochs.
     """
     return f"{prefix}:run:{quote(run, safe='@.-_')}"
 

@@ -33,6 +33,8 @@ LONGEST_TIMEOUT_MS = 366 * 86_400_000
 HIGHEST_PRIORITY = 9
 #: The reason in the dead letter of a message that had not begun when it expired.
 EXPIRED = "expired before it began"
+#: Why a dead message is not replayed when it has expired.
+HAS_EXPIRED = "it has expired; push it again"
 
 _is_number = re.compile(rb"[0-9]{1,20}").fullmatch
 

@@ -4,13 +4,15 @@
     python -m bridge.spark.replay archive --stream ticket_stream --dead-only --task shop.apply --dry-run
     spark-submit spark/replay.py archive --stream ticket_stream … --master yarn
 
-The messages get new ids. Their tasks see the same ticket, task and payload as before. A replay has a name, made from
-the archive, the selection and the stream. When it is started again, after a crash or by mistake, it goes on where it
-was and adds nothing twice. ``--again`` is for a deliberate second time.
+The messages get new ids. Their tasks see the same ticket, task and payload as before, and they have the same options
+(``due``, ``max_attempts`` …). Those that have expired are left out, unless ``--without-expires`` is given. A replay has
+a name, made from the archive, the selection and the stream. When it is started again, after a crash or by mistake, it
+goes on where it was and adds nothing twice. ``--again`` is for a deliberate second time.
 
 With ``--progress json`` standard output is JSON lines, for a supervisor:
 
-    {"event": "selected", "selected": 100, "missing": 0, "unusable": 2, "replayable": 98, "tickets": 7, "first_id": …}
+    {"event": "selected", "selected": 100, "missing": 0, "unusable": 2, "expired": 0, "replayable": 98, "tickets": 7,
+     "first_id": …}
     {"event": "started", "stream": …, "partitions": 2, "run": "replay-…"}
     {"event": "pushed", "rows": 50, "rows_per_s": 41200.0}                every half second while it writes
     {"event": "done", "rows": 98, "already": 0, "seconds": 3.2, "run": "replay-…"}
@@ -86,6 +88,7 @@ class Replay:
 @click.option("--ticket", "tickets", multiple=True, help="Messages of this ticket; may be given several times.")
 @click.option("--task", "tasks", multiple=True, help="Messages of this task; may be given several times.")
 @click.option("--dead-only", is_flag=True, help="Messages that ended in the dead letters.")
+@click.option("--without-expires", is_flag=True, help="Send messages without their expiry, also expired ones.")
 @click.option("--dry-run", is_flag=True, help="Show what would be replayed, and write nothing.")
 @click.option("--allow-missing", is_flag=True, help="Leave out messages whose bodies are not in the archive.")
 @click.option("--run-id", help="Name of this replay [default: made from archive, selection and stream].")
@@ -106,6 +109,7 @@ def main(
     tickets: tuple[str, ...],
     tasks: tuple[str, ...],
     dead_only: bool,
+    without_expires: bool,
     dry_run: bool,
     allow_missing: bool,
     run_id: str | None,
@@ -146,7 +150,9 @@ def main(
 
         from bridge.spark.archiving.selection import Selection
 
-        selection = Selection(within, tuple(sorted(set(tickets))), tuple(sorted(set(tasks))), dead_only)
+        selection = Selection(
+            within, tuple(sorted(set(tickets))), tuple(sorted(set(tasks))), dead_only, without_expires
+        )
         run = f"replay-{uuid.uuid4().hex}" if again else run_id or name_of(archive, selection, stream or "")
         asked = Replay(
             *(archive, selection, stream or "", run),
@@ -163,6 +169,9 @@ def name_of(archive: str, selection: Selection, stream: str) -> str:
     """The name of a replay. The same selection of the same archive into the same stream has the same name."""
     place = archive if "://" in archive else str(Path(archive).resolve())
     what = {"recipe": 1, "archive": place.rstrip("/"), "stream": stream, **asdict(selection)}
+    if not selection.without_expires:
+        # Names from before this option stay as they were.
+        del what["without_expires"]
     text = json.dumps(what, sort_keys=True)
     return f"replay-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
@@ -176,9 +185,12 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
     from pyspark import StorageLevel
 
     from bridge.spark.archiving.selection import count, selected
+    from bridge.spark.write.guard import began_ms, note_began
+    from bridge.spark.write.message_options import EXPIRES
 
     options = asked.parsed
-    rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload)
+    now_ms = time.time_ns() // 1_000_000 if asked.dry_run else began_ms(options, asked.run)
+    rows = selected(session, asked.archive, asked.selection, max_payload=options.max_payload, now_ms=now_ms)
     # Kept, so that counting and writing see the same rows even if the archive grows meanwhile.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -192,6 +204,8 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
                 "cannot be replayed; nothing was written: --allow-missing replays the others"
             )
         if not asked.dry_run:
+            if EXPIRES in counts.options or counts.expired:
+                note_began(options, asked.run, now_ms)
             _write(session, rows, asked, counts, progress)
         return counts
     finally:
@@ -215,8 +229,8 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
     if progress == "json":
         emit(event="started", stream=asked.stream, partitions=partitions, run=asked.run)
     started = time.monotonic()
-    ordered = in_replay_order(rows, partitions=partitions, max_payload=options.max_payload, delayed=counts.delayed > 0)
-    sent = "task,due,hold,payload" if counts.delayed else "task,payload"
+    ordered = in_replay_order(rows, partitions=partitions, max_payload=options.max_payload, options=counts.options)
+    sent = ",".join(["task", *counts.options, "payload"])
     with WriteWatch(options, asked.run, Display(progress)):
         writer = ordered.write.format("redisstream").mode("append").options(**asked.options)
         try:
@@ -245,13 +259,18 @@ def _advised(error: Exception, run: str) -> Exception:
 
 
 def _tell_counts(counts: Counts, progress: Progress) -> None:
+    from bridge.spark.write.message_options import DUE
+
     if progress == "json":
-        emit(event="selected", replayable=counts.replayable, **asdict(counts))
+        told = asdict(counts)
+        emit(event="selected", replayable=counts.replayable, **told, delayed=told.pop("with_option").get(DUE, 0))
     elif progress == "text":
         span = f", ids {counts.first_id} to {counts.last_id}" if counts.first_id else ""
         print(f"selected {counts.selected:,} messages of {counts.tickets:,} tickets{span}", flush=True)
         if counts.missing:
             print(f"{counts.missing:,} left their stream before they were archived: the archive lacks their bodies")
+        if counts.expired:
+            print(f"{counts.expired:,} have expired and are left out: --without-expires replays them, too")
         if counts.unusable:
             print(f"{counts.unusable:,} are left out: no lane could process them (no ticket, not text, or too large)")
 

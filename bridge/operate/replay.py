@@ -6,6 +6,7 @@ must be deleted in the same step. A letter is dropped with a plain XDEL.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from bridge.protocol.dead_letters import Letter
 from bridge.protocol.orders import Replay
 from bridge.routing.errors import InputError, OrderFailed
 from bridge.routing.ids import id_key
+from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import LEFT_OUT_NOW, EntryParser, LeftOut, Refusal
 from bridge.routing.text import printable
 
@@ -106,6 +108,8 @@ def check_replay(
                 why = f"it still cannot be processed ({found.reason.value}{detail}): push a correct message"
             elif isinstance(found, LeftOut):
                 why = LEFT_OUT_NOW
+            elif found.options is not None and found.options.has_expired(time.time() * 1000):
+                why = HAS_EXPIRED
             yield LetterResult(letter, why)
 
 

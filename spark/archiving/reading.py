@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.routing.partitions import AT
-from bridge.spark.archiving.tables import COLUMNS
+from bridge.spark.archiving.tables import AGAIN, COLUMNS
 from bridge.spark.job.paths import to_read
 
 if TYPE_CHECKING:
@@ -131,7 +131,9 @@ def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:
         if error.getCondition() not in _MISSING:
             raise
         return session.createDataFrame([], ", ".join(f"{column} {kind}" for column, kind in columns.items()))
-    lacking = [column for column in columns if column not in found.columns]
+    again = AGAIN[name]()
+    lacking = [column for column in columns if column not in found.columns and column not in again]
     if lacking:
         raise InputError(f"{archive}/{name} has no column {lacking[0]!r}; was it written by another version?")
-    return found.select(*(fn.col(column).cast(kind).alias(column) for column, kind in columns.items()))
+    made = {column: again.get(column, fn.col(column)) for column in columns}
+    return found.select(*(made[column].cast(kind).alias(column) for column, kind in columns.items()))

@@ -5,14 +5,17 @@ may be missing: a stream drops acknowledged entries, and a history is capped. Th
 entry. If the entry left the stream before it was archived, the body is that of its dead letter. A message with neither
 is **missing**.
 
-A replay sends what the tasks got: ticket, task and payload, and when the message was to be due. If the entry named no
-task, none is sent, and the lane's default decides again. The payload of an entry without ``payload`` is its other
-fields, as an object of strings, as the bridge reads it.
+A replay sends what the tasks got: ticket, task and payload, and the options of the message (when it was to be due,
+attempts, time limit, expiry, priority). If the entry named no task, none is sent, and the lane's default decides again.
+The payload of an entry without ``payload`` is its other fields, as an object of strings, as the bridge reads it. It has
+no options but ``due`` and ``hold``.
+
+A message that has expired is left out: it would be dead again at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -24,7 +27,7 @@ from bridge.spark.archiving.reading import Range, id_numbers, layout_generation,
 from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.wire.entry_ids import LAST_TIME_MS
-from bridge.spark.write.due import DUE, NOT_PAYLOAD
+from bridge.spark.write.message_options import EXPIRES, NOT_PAYLOAD, OPTIONS, RULES
 from bridge.spark.write.order import in_ticket_order
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import Checks, refusal
@@ -50,6 +53,8 @@ class Selection:
     tasks: tuple[str, ...] = ()
     #: Only messages whose last row is dead or refused.
     dead_only: bool = False
+    #: Whether messages are sent without ``expires``, so that none has expired.
+    without_expires: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,28 @@ class Counts:
     tickets: int
     first_id: str | None
     last_id: str | None
-    #: Those that said when they were due.
-    delayed: int = 0
+    #: Those that have expired.
+    expired: int = 0
+    #: Option -> how many of the messages that are written have it.
+    with_option: dict[str, int] = field(default_factory=dict)
 
     @property
     def replayable(self) -> int:
         """Messages that a replay writes."""
-        return self.selected - self.missing - self.unusable
+        return self.selected - self.missing - self.unusable - self.expired
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that are sent: those that any message has."""
+        return tuple(self.with_option)
 
 
-def selected(session: SparkSession, archive: str, selection: Selection, *, max_payload: int) -> DataFrame:
-    """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, ``due``, ``hold``,
-    ``missing`` and ``unusable`` (truth values). ``max_payload``: in bytes; what is larger is unusable.
+def selected(
+    session: SparkSession, archive: str, selection: Selection, *, max_payload: int, now_ms: int = 0
+) -> DataFrame:
+    """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, the options, ``missing``,
+    ``unusable`` and ``expired`` (truth values, at most one of them true). ``max_payload``: in bytes; what is larger is
+    unusable. ``now_ms``: what has expired by then is expired.
     """
     within = selection.within.holds(fn.col("message_id")) & fn.col("message_id").isNotNull()
     entries = read_table(session, archive, MESSAGES).filter(within).alias("m")
@@ -92,7 +107,7 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
         ticket.alias(KEY_FIELD),
         fn.when(of_entry, fn.col("m.task")).otherwise(fn.col("d.task")).alias(TASK),
         body.alias(PAYLOAD),
-        *(fn.when(of_entry, _field("m", name)).otherwise(_field("d", name)).alias(name) for name in NOT_PAYLOAD),
+        *(fn.when(of_entry, _field("m", name)).otherwise(_field("d", name)).alias(name) for name in OPTIONS),
         fn.coalesce("m.task", "d.task", "h.task").alias("known_task"),
         fn.coalesce(fn.col("h.what").isin(*_GIVEN_UP), fn.col("d.reason").isNotNull()).alias("given_up"),
         (~of_entry & fn.coalesce(fn.col("d.reason") == Refused.TRIMMED.value, fn.lit(True))).alias("missing"),
@@ -104,14 +119,18 @@ def selected(session: SparkSession, archive: str, selection: Selection, *, max_p
         rows = rows.filter(fn.col("known_task").isin(*selection.tasks))
     if selection.dead_only:
         rows = rows.filter("given_up")
-    why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, *NOT_PAYLOAD, PAYLOAD], max_payload))
+    if selection.without_expires:
+        rows = rows.withColumn(EXPIRES, fn.lit(None).cast("string"))
+    why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, *OPTIONS, PAYLOAD], max_payload))
     unusable = ~fn.col("missing") & (fn.col("no_message") | why.isNotNull() | fn.col(PAYLOAD).isNull())
-    return rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message")
+    rows = rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message")
+    over = fn.coalesce(fn.col(EXPIRES).try_cast("long") <= now_ms, fn.lit(False))
+    return rows.withColumn("expired", over & ~fn.col("missing") & ~fn.col("unusable"))
 
 
 def count(rows: DataFrame) -> Counts:
     """The counts of what `selected` found."""
-    usable = ~fn.col("missing") & ~fn.col("unusable")
+    usable = _usable()
     place = fn.struct(*id_numbers(fn.col("message_id")), "message_id")
     counts = rows.agg(
         fn.count(fn.lit(1)).alias("selected"),
@@ -120,35 +139,42 @@ def count(rows: DataFrame) -> Counts:
         fn.count_distinct(fn.when(usable, fn.col(KEY_FIELD))).alias("tickets"),
         fn.min_by("message_id", place).alias("first_id"),
         fn.max_by("message_id", place).alias("last_id"),
-        fn.count(fn.when(usable, fn.col(DUE))).alias("delayed"),
+        fn.count(fn.when(fn.col("expired"), 1)).alias("expired"),
+        *(fn.count(fn.when(usable, fn.col(name))).alias(name) for name in OPTIONS),
     ).first()
     assert counts is not None
-    return Counts(**counts.asDict())
+    found = counts.asDict()
+    options = {name: found.pop(name) for name in OPTIONS}
+    return Counts(with_option={name: number for name, number in options.items() if number}, **found)
 
 
-def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int, delayed: bool = False) -> DataFrame:
+def _usable() -> Column:
+    """Whether a message is written."""
+    return ~fn.col("missing") & ~fn.col("unusable") & ~fn.col("expired")
+
+
+def in_replay_order(rows: DataFrame, *, partitions: int, max_payload: int, options: tuple[str, ...] = ()) -> DataFrame:
     """The messages that can be sent: each ticket in the order of its ids, tickets interleaved by time as before.
 
-    ``delayed``: whether any said when it was due. Then that is sent, too, though it may be past by now.
+    ``options``: the options that any message has (`Counts.options`). They are sent, too.
 
     The order is the same each time: no two rows of a partition compare equal.
     """
-    usable = rows.filter(~fn.col("missing") & ~fn.col("unusable"))
+    usable = rows.filter(_usable())
     ms, seq = id_numbers(fn.col("message_id"))
     # A message in the wrong partition may have the numbers of another one of its ticket.
     order = (layout_generation(fn.col("message_id")), ms, seq, "message_id")
     place = fn.row_number().over(Window.partitionBy(KEY_FIELD).orderBy(*order)).cast("long")
     # An id that is not a time leaves its ticket's clock unchanged.
     time = fn.when(ms <= LAST_TIME_MS, fn.timestamp_millis(ms.try_cast("long")))
-    more = NOT_PAYLOAD if delayed else ()
-    sent = usable.select(KEY_FIELD, TASK, *more, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
+    sent = usable.select(KEY_FIELD, TASK, *options, PAYLOAD, place.alias(PLACE), time.alias(_TIME))
     return in_ticket_order(
         sent,
         key=KEY_FIELD,
         sequence=PLACE,
         time=_TIME,
         partitions=partitions,
-        checks=Checks([TASK, *more, PAYLOAD], max_payload),
+        checks=Checks([TASK, *options, PAYLOAD], max_payload),
     ).drop(_TIME)
 
 
@@ -172,7 +198,9 @@ def _letters(dead: DataFrame) -> DataFrame:
 
 
 def _field(table: str, name: str) -> Column:
-    return fn.try_element_at(fn.col(f"{table}.fields"), fn.lit(name))
+    """An option of a message."""
+    value = fn.try_element_at(fn.col(f"{table}.fields"), fn.lit(name))
+    return fn.when(fn.col(f"{table}.{PAYLOAD}").isNotNull(), value) if name in RULES else value
 
 
 def _body(table: str) -> Column:

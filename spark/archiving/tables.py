@@ -21,6 +21,7 @@ from pyspark.sql import functions as fn
 from bridge.routing.partitions import AT
 from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.entry_ids import LAST_TIME_MS
+from bridge.spark.write.message_options import NOT_PAYLOAD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -39,6 +40,8 @@ class Kept:
     name: str
     kind: str
     make: Callable[[], Column]
+    #: Whether it is made again from the other columns when the table is read: older files have no such column.
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Table:
     def types(self) -> dict[str, str]:
         """The type of each column, by name; ``date`` and ``batch`` are not among them."""
         return {column.name: column.kind for column in self.columns}
+
+    def made_again(self) -> dict[str, Column]:
+        """The columns that are made from the others when the table is read, by name."""
+        return {column.name: column.make() for column in self.columns if column.again}
 
     def rows(self, entries: DataFrame) -> DataFrame:
         """The rows of the table, with their ``date``, from entries with the columns of ``schema``."""
@@ -149,6 +156,23 @@ def _fields_that_came() -> Column:
     return _with_payload(fn.transform_values(fields, lambda _, value: _shown(value)))
 
 
+def _option(name: str) -> Callable[[], Column]:
+    """An option of a message (``bridge.routing.message_options``) as a number; null for none and for no number."""
+
+    def make() -> Column:
+        value = fn.try_element_at("fields", fn.lit(name)).try_cast("long")
+        if name in NOT_PAYLOAD:
+            return value
+        payload = fn.map_contains_key(fn.coalesce("fields", fn.create_map()), fn.lit(_PAYLOAD))
+        return fn.when(payload | fn.col(_PAYLOAD).isNotNull(), value)
+
+    return make
+
+
+def _time_option(name: str) -> Callable[[], Column]:
+    return lambda: _time(_option(name)())
+
+
 TABLES = (
     Table(
         HISTORY,
@@ -204,6 +228,13 @@ TABLES = (
             #: Beside ticket, task and payload.
             Kept("fields", "map<string,string>", lambda: _with_payload(fn.col("fields"))),
             Kept("enqueued_at", "timestamp", _col("enqueued_at")),
+            #: Options. They are in ``fields``, too, as the entry has them.
+            Kept("due", "timestamp", _time_option("due"), again=True),
+            Kept("hold", "boolean", lambda: _option("hold")() == 1, again=True),
+            Kept("max_attempts", "int", _option("max_attempts"), again=True),
+            Kept("timeout_ms", "long", _option("timeout"), again=True),
+            Kept("expires", "timestamp", _time_option("expires"), again=True),
+            Kept("priority", "int", _option("priority"), again=True),
         ),
         time="enqueued_at",
         leaves=True,
@@ -211,3 +242,5 @@ TABLES = (
 )
 #: The columns of each table with their types.
 COLUMNS = {table.name: table.types for table in TABLES}
+#: Table -> its columns that are made from the others when it is read.
+AGAIN = {table.name: table.made_again for table in TABLES}

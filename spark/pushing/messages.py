@@ -31,7 +31,7 @@ from bridge.spark.job.eventlog import with_position
 from bridge.spark.job.log_columns import MALFORMED, POSITION, require
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.write.columns import column
-from bridge.spark.write.due import DUE, HOLD
+from bridge.spark.write.message_options import DUE, HOLD
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
 

@@ -11,17 +11,22 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
+import redis
 from redis import Redis
 
+from bridge.routing.connection import client
 from bridge.routing.errors import RunChanged
 from bridge.routing.keys import push_waiting
 from bridge.routing.pushes import Partition, guard_of
-from bridge.spark.wire.address import RedisConnection
+from bridge.spark.wire.address import ANSWER_TIMEOUT_S, RedisConnection
 from bridge.spark.write.options import WriteOptions
 
+#: The field of a guard that says when the batch began.
+_BEGAN = "began"
 _MARK = re.compile(r"(\d+) (\d+)( end)?", re.ASCII)
 #: A note older than this, in milliseconds, is left over from a wait that has ended.
 _NOTE_FRESH_MS = 10_000
@@ -105,7 +110,27 @@ def waiting(connection: RedisConnection, stream: str) -> list[Waiting]:
     return sorted(found, key=lambda note: -note.for_s)
 
 
-def mark_of(client: Redis, at: Partition) -> tuple[Mark, int | None]:
+def began_ms(options: WriteOptions, run: str) -> int:
+    """When the first attempt of a batch began, if it was noted; else the time now. In ms since 1970, by the server.
+
+    What depends on the time must be the same in each attempt.
+    """
+    with client(options.url, timeout_s=ANSWER_TIMEOUT_S) as connected:
+        noted = cast("bytes | None", connected.hget(guard_of(options.stream, run, options.guard_key), _BEGAN))
+        seconds, us = cast("tuple[int, int]", connected.time())
+    return seconds * 1000 + us // 1000 if noted is None else int(noted)
+
+
+def note_began(options: WriteOptions, run: str, at_ms: int) -> None:
+    """Notes when a batch began. It is kept as long as the guard."""
+    guard = guard_of(options.stream, run, options.guard_key)
+    # A full server takes no note, and the writer waits for it. Without the note, other rows are noticed later on.
+    with suppress(redis.exceptions.OutOfMemoryError), client(options.url, timeout_s=ANSWER_TIMEOUT_S) as connected:
+        connected.hset(guard, _BEGAN, str(at_ms))
+        connected.expire(guard, options.guard_ttl)
+
+
+def mark_of(connected: Redis, at: Partition) -> tuple[Mark, int | None]:
     """The mark of a partition (the empty mark if there is none), and the number of partitions its epoch began with."""
-    mark, count = cast("list[bytes | None]", client.hmget(at.guard, [at.field, f"{at.epoch}/of"]))
+    mark, count = cast("list[bytes | None]", connected.hmget(at.guard, [at.field, f"{at.epoch}/of"]))
     return Mark() if mark is None else Mark.of(mark.decode(errors="replace")), None if count is None else int(count)

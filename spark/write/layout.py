@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.wire.options import nearest
-from bridge.spark.write.due import DUE
 from bridge.spark.write.limits import MAX_FIELDS
+from bridge.spark.write.message_options import DUE, EXPIRES
 from bridge.spark.write.options import WriteOptions
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Layout:
         if KEY_FIELD in fields:
             raise ConfigurationError(f"fields: {KEY_FIELD!r} is written from keyColumn ({key!r}) already")
         for column in (key, *fields):
-            if kinds[column] not in _SENDABLE and (column, kinds[column]) != (DUE, "timestamp"):
+            is_time = kinds[column] == "timestamp" and (column == DUE or (column == EXPIRES and "payload" in fields))
+            if kinds[column] not in _SENDABLE and not is_time:
                 raise ConfigurationError(
                     f"column {column!r} is {kinds[column]}, which has no one text; "
                     "make it a string (to_json, date_format)"

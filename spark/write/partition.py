@@ -24,9 +24,9 @@ from bridge.spark.wire.encoder import RowEncoder, parts
 from bridge.spark.wire.replies import Link, Trouble
 from bridge.spark.wire.worker import begin_task
 from bridge.spark.write.appending import Appending
-from bridge.spark.write.due import as_fields
 from bridge.spark.write.guard import Summary
 from bridge.spark.write.layout import Layout
+from bridge.spark.write.message_options import as_fields
 from bridge.spark.write.options import Idempotence, WriteOptions
 from bridge.spark.write.patience import Patience
 from bridge.spark.write.per_ticket import PerTicket

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from bridge.routing.errors import PayloadError
 from bridge.spark.wire.encoder import as_bytes, byte_lengths, is_bytes
-from bridge.spark.write.due import NOT_PAYLOAD
 from bridge.spark.write.limits import MAX_SEQUENCE, MAX_TICKET_BYTES
+from bridge.spark.write.message_options import NOT_PAYLOAD
 
 #: The first day of the year 1 and the last one of the year 9999, in days since 1970.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896

@@ -14,9 +14,9 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.write.columns import column, in_one_line, require_column
-from bridge.spark.write.due import DUE, NOT_PAYLOAD
 from bridge.spark.write.layout import WHOLE
 from bridge.spark.write.limits import MAX_TICKET_BYTES
+from bridge.spark.write.message_options import DUE, EXPIRES, NOT_PAYLOAD, RULES, TOO_LATE, bounds_of, wanted
 from bridge.spark.write.refusals import PAYLOAD, TASK
 
 #: Columns of a table of rejected rows: why a row was rejected, and the text of a row that could not be read.
@@ -98,6 +98,8 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
     if DUE in sent and dict(rows.dtypes)[DUE] == "string":
         odd = column(DUE).isNotNull() & ~column(DUE).rlike("^[0-9]{1,15}$")
         cases.append((odd, fn.concat(shown, fn.lit(" is due at no time, or before 1970"))))
+    if PAYLOAD in sent:
+        cases += _odd_rules(rows, sent, shown)
     if checks.json and PAYLOAD in sent:
         cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))
     first, *others = cases
@@ -105,6 +107,32 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
     for condition, text in others:
         why = why.when(condition, text)
     return why
+
+
+def _odd_rules(rows: DataFrame, sent: Sequence[str], shown: Column) -> list[tuple[Column, Column]]:
+    """The checks of the columns that are options beside a payload. ``shown``: the ticket."""
+    cases = []
+    for name in RULES:
+        if name not in sent:
+            continue
+        number = _whole(rows, name)
+        least, most = bounds_of(name)
+        given = column(name).isNotNull() & column(PAYLOAD).isNotNull()
+        good = fn.coalesce(number.between(least, most), fn.lit(False))
+        text = fn.concat(fn.lit(f"{name} of "), shown, fn.lit(f" is no option: it must be {wanted(name)}"))
+        cases.append((given & ~good, text))
+        if name == EXPIRES and DUE in sent:
+            never = given & fn.coalesce(number <= _whole(rows, DUE), fn.lit(False))
+            cases.append((never, fn.concat(fn.lit(f"{name} of "), shown, fn.lit(f" {TOO_LATE}"))))
+    return cases
+
+
+def _whole(rows: DataFrame, name: str) -> Column:
+    """A column as a whole number, of times in milliseconds; null for what has other characters than 1 to 15 digits."""
+    if dict(rows.dtypes)[name] == "timestamp":
+        return fn.unix_millis(column(name))
+    text = column(name).cast("string")
+    return fn.when(text.rlike("^[0-9]{1,15}$"), text.try_cast("long"))
 
 
 def _payload_bytes(fields: Sequence[str]) -> Column:

@@ -29,6 +29,7 @@ from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
 from bridge.routing.ids import id_key
+from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import LEFT_OUT_NOW, LeftOut, Message
 from bridge.routing.text import one_line
 from bridge.routing.transitions import Advanced, unname
@@ -245,5 +246,5 @@ class OperatorOrders:
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
             return "it is not dead: it waits or runs"
         if message.options is not None and message.options.has_expired(lane.now_ms()):
-            return "it has expired; push it again"
+            return HAS_EXPIRED
         return message

@@ -179,8 +179,10 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
         # Given a lane with a history, dead letters of both kinds, and messages of all kinds, over midnight
         add_history(client, 10)
         add_messages(client, 1, 3, step_ms=DAY_MS // 2)
-        client.xadd(KEYS.stream, {"ticket_id": "ü", "task": "t", "amount": "3", "note": "a\r\nb"})
-        client.xadd(KEYS.stream, {b"ticket_id": b"T", b"payload": b'{"a": "\xff"}'})
+        client.xadd(KEYS.stream, {"ticket_id": "ü", "task": "t", "amount": "3", "note": "a\r\nb", "priority": "3"})
+        due = {b"due": str(BEGIN_MS + 123), b"hold": b"1", b"expires": str(BEGIN_MS + DAY_MS)}
+        rules = {b"max_attempts": b"2", b"timeout": b"500", b"priority": b"7"}
+        client.xadd(KEYS.stream, {b"ticket_id": b"T", b"payload": b'{"a": "\xff"}', **due, **rules})
         client.xadd(KEYS.dead, GIVEN_UP)
         client.xadd(KEYS.dead, REFUSED)
         history = client.execute_command("XRANGE", KEYS.history, "-", "+")
@@ -205,8 +207,16 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
     assert days == [day_of(BEGIN_MS + number * DAY_MS // 2) for number in (1, 2, 3)]
     plain, broken = (messages[id_] for id_ in sorted(messages)[3:])
     assert (plain["task"], plain["payload"]) == ("t", None)
-    assert dict(plain["fields"]) == {"amount": "3", "note": "a\r\nb"}
-    assert (broken["payload"], dict(broken["fields"])) == (None, {"payload": "\\x" + b'{"a": "\xff"}'.hex()})
+    assert dict(plain["fields"]) == {"amount": "3", "note": "a\r\nb", "priority": "3"}
+    assert (broken["payload"], dict(broken["fields"])["payload"]) == (None, "\\x" + b'{"a": "\xff"}'.hex())
+    # With their options, those beside no payload being a part of it
+    options = ("due", "hold", "max_attempts", "timeout_ms", "expires", "priority")
+    assert [plain[name] for name in options] == [None] * 6
+    assert [broken[name] for name in options] == [of_ms(BEGIN_MS + 123), True, 2, 500, of_ms(BEGIN_MS + DAY_MS), 7]
+    from bridge.spark.archiving.reading import read_table
+
+    again = {row["message_id"]: row for row in read_table(session, str(out), "messages").collect()}
+    assert [again[broken["message_id"]][name] for name in ("hold", "timeout_ms", "priority")] == [True, 500, 7]
     # And times are instants to every reader
     types = {field.name: str(field.type) for field in pq.read_schema(next((out / "history").rglob("*.parquet")))}
     assert types["started_at"] == "timestamp[us, tz=UTC]"

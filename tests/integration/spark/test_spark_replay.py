@@ -291,9 +291,51 @@ def test_a_replayed_message_is_due_when_it_was_to_be(
         ]
     )
     counts = replay(session, ask(made.write(tmp_path / "archive"), valkey))
-    assert (counts.replayable, counts.unusable, counts.delayed) == (3, 1, 2)
+    assert (counts.replayable, counts.unusable, counts.with_option) == (3, 1, {"due": 2, "hold": 1})
     assert entries(valkey) == [
         {"ticket_id": "A", "due": due, "hold": "1", "payload": "1"},
         {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},
         {"ticket_id": "A", "payload": "3"},
     ]
+
+
+def test_a_replayed_message_keeps_its_options_and_an_expired_one_is_left_out(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
+) -> None:
+    options = {"max_attempts": "2", "timeout": "500", "priority": "7"}
+    later, past = str(START_MS + 10**12), str(START_MS)
+    made = Archive(
+        messages=[
+            message("1700000000000-1", "A", "1", fields={**options, "expires": later}),
+            message("1700000000000-2", "A", "2", fields={"expires": past}),
+            # Beside no payload they are a part of it.
+            message("1700000000000-3", "A", None, fields={"expires": past, "priority": "high"}),
+            # No master would take it.
+            message("1700000000000-4", "B", "4", fields={"priority": "high"}),
+        ]
+    )
+    folder = made.write(tmp_path / "archive")
+    first = {"ticket_id": "A", **options, "expires": later, "payload": "1"}
+    third = {"ticket_id": "A", "payload": json.dumps({"expires": past, "priority": "high"}, separators=(",", ":"))}
+    counts = replay(session, ask(folder, valkey))
+    assert (counts.replayable, counts.unusable, counts.expired) == (2, 1, 1)
+    assert entries(valkey) == [first, third]
+    # When it is started again, what has expired is judged as before
+    run = name_of(str(folder), EVERYTHING, STREAM)
+    with valkey.client() as client:
+        noted = client.hget(f"{{{STREAM}}}/push:run:{run}", "began")
+        client.hset(f"{{{STREAM}}}/push:run:{run}", "began", str(int(noted) - 1))
+        assert client.ttl(f"{{{STREAM}}}/push:run:{run}") > 0
+    replay(session, ask(folder, valkey))
+    assert len(entries(valkey)) == 2
+    with valkey.client() as client:
+        assert int(client.hget(f"{{{STREAM}}}/push:run:{run}", "began")) == int(noted) - 1
+        client.delete(STREAM)
+    # And without their expiry all are sent
+    everything = Selection(Range(), without_expires=True)
+    assert name_of(str(folder), everything, STREAM) != run
+    counts = replay(session, ask(folder, valkey, everything))
+    assert (counts.replayable, counts.expired) == (3, 0)
+    assert entries(valkey) == [
+        {"ticket_id": "A", **options, "payload": "1"}, {"ticket_id": "A", "payload": "2"}, third
+    ]  # fmt: skip
