@@ -1,4 +1,4 @@
-"""Reads the replies of XINFO GROUPS, raw or as dictionaries, and of XPENDING, raw."""
+"""Reads the replies of XINFO GROUPS, raw or as dictionaries, and of XPENDING, raw; and the names in them."""
 
 from __future__ import annotations
 
@@ -72,3 +72,13 @@ def unless_missing(reply: Any) -> Any:
     if isinstance(reply, Exception):
         raise reply
     return reply
+
+
+def name_in_group(raw: bytes | str) -> str:
+    """The name of a consumer in a group, from a reply. One that is no UTF-8 can be written back as it was."""
+    return raw if isinstance(raw, str) else raw.decode(errors="surrogateescape")
+
+
+def shown_name(name: str) -> str:
+    """A name of `name_in_group` for people and JSON: one that is no UTF-8 gets question marks."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")

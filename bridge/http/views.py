@@ -26,7 +26,8 @@ from bridge.inspect.dead_letters import of_message, read_page
 from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of, soonest_first
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
-from bridge.inspect.pending import PendingState, Wanted, read_pending
+from bridge.inspect.pending import PendingState, Wanted
+from bridge.inspect.pending_pages import read_pending
 from bridge.inspect.subscriptions import read_subscriptions
 from bridge.inspect.versions import find_ticket
 from bridge.producer.message_bytes import ticket_bytes

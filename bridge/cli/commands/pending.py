@@ -16,7 +16,8 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
-    from bridge.inspect.pending import PendingPage, PendingSummary
+    from bridge.inspect.pending import PendingPage
+    from bridge.inspect.pending_names import PendingSummary
 
 #: The states as words of the command line.
 STATES = {state.value.replace(" ", "-"): state for state in PendingState}
@@ -48,7 +49,9 @@ def pending(
     """
     from bridge.app.finding import reach_lanes
     from bridge.inspect.choice import checked_id, lanes_with_ticket
-    from bridge.inspect.pending import Wanted, read_pending, summarise
+    from bridge.inspect.pending import Wanted
+    from bridge.inspect.pending_names import summarise
+    from bridge.inspect.pending_pages import read_pending
 
     lanes = target.app_lanes
     if ticket is not None:

@@ -1,0 +1,188 @@
+"""What the commands that change delayed messages have in common: their options, and what each does with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.cli.delayed_view import filters, searching, selection_of, table, when
+from bridge.cli.main import Target
+from bridge.cli.parameters import LIMIT
+from bridge.cli.terminal import echo_json
+from bridge.routing.numbers import count
+from bridge.routing.terminal import console
+from bridge.routing.text import one_line
+
+if TYPE_CHECKING:
+    from bridge.app.lanes import AppLane
+    from bridge.inspect.delayed import DelayedMessage
+    from bridge.operate.delayed import Change
+    from bridge.protocol.orders import DelayedAct
+
+#: Most messages of which a change prints a row each.
+ROWS = 50
+
+
+def changing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of the commands that change delayed messages."""
+    options: list[Callable[..., Any]] = [
+        click.argument("ids", metavar="[ID]...", nargs=-1),
+        click.option("--all", "everything", is_flag=True, help="All delayed messages that match the other options."),
+        filters,
+        click.option("--limit", type=LIMIT, help="Change the next N at most."),
+        click.option("--dry-run", is_flag=True, help="Only print what would be done."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.pass_context,
+    ]
+    for decorate in reversed(options):
+        command = decorate(command)
+    return command
+
+
+class ChangeRequest:
+    """One call of a command that changes delayed messages: chooses them, asks, gives the orders, prints the result.
+
+    ``due``: the new time in the form of `bridge.producer.options`.
+    """
+
+    def __init__(
+        self,
+        ctx: click.Context,
+        act: DelayedAct,
+        verb: str,
+        participle: str,
+        due: bytes | None,
+        *,
+        ids: Sequence[str],
+        everything: bool,
+        limit: int | None,
+        dry_run: bool,
+        yes: bool,
+        as_json: bool,
+        **chosen: str | None,
+    ) -> None:
+        from bridge.app.finding import reach_lanes
+        from bridge.inspect.delayed import now_ms_of
+
+        is_chosen = everything or any(value is not None for value in chosen.values())
+        if bool(ids) == is_chosen:
+            raise click.UsageError(
+                "either name messages by ID, or choose them with --all, --ticket, --task, --after, --before, --hold or "
+                "--overtake",
+                ctx,
+            )
+        target: Target = ctx.obj
+        self._ctx, self._target = ctx, target
+        self._act, self._verb, self._participle = act, verb, participle
+        self._limit, self._dry_run, self._as_json = limit, dry_run, as_json
+        self._sure = yes or bool(ids)
+        self._redis = reach_lanes(target.app, target.app_lanes, to_change=True)
+        self._now_ms = now_ms_of(self._redis)
+        self._due_ms = None if due is None else _unix_ms(due, self._now_ms)
+        self._ids = list(dict.fromkeys(ids))
+        self._selection = selection_of(self._now_ms, **chosen)
+
+    def run(self) -> None:
+        """Carries out the command, and ends it with its exit code."""
+        found = self._named() if self._ids else self._matching()
+        if self._dry_run:
+            self._print_plan(found)
+            return
+        if found and not self._sure and not self._confirmed(len(found)):
+            return
+        bad: list[Change] = []
+        done = 0
+        for result in self._changes(found):
+            done += result.why is None
+            if result.why is not None:
+                bad.append(result)
+        self._report(found, done, bad)
+
+    def _named(self) -> list[DelayedMessage]:
+        from bridge.inspect.delayed import find_delayed
+
+        return [find_delayed(self._redis, self._target.lane_of_message(id_), id_) for id_ in self._ids]
+
+    def _matching(self) -> list[DelayedMessage]:
+        from bridge.inspect.delayed import DelayedMessage, soonest_first
+
+        with searching(self._redis, self._target, self._selection, quiet=self._as_json) as on_page:
+            source = soonest_first(self._redis, self._target.app_lanes, self._selection, on_page)
+            # There may be many: keep of their entries what is printed.
+            kept = _without_payload if self._dry_run or self._as_json else lambda _fields: ()
+            return [
+                DelayedMessage(one.id, one.due_ms, one.mode, kept(one.fields), one.default_task)
+                for one in islice(source, self._limit)
+            ]
+
+    def _changes(self, found: Sequence[DelayedMessage]) -> Iterator[Change]:
+        """The results, lane after lane."""
+        from bridge.operate.delayed import change
+
+        def lane_of(message: DelayedMessage) -> AppLane:
+            return self._target.lane_of_message(message.id)
+
+        by_lane = sorted(found, key=lambda message: lane_of(message).id_suffix)
+        for _, some in groupby(by_lane, key=lambda message: lane_of(message).id_suffix):
+            messages = list(some)
+            yield from change(self._redis, lane_of(messages[0]), self._act, messages, self._due_ms)
+
+    def _confirmed(self, number: int) -> bool:
+        what = f"{self._verb} {count(number, 'delayed message')}"
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
+        return click.confirm(f"{what}?", err=True)
+
+    def _print_plan(self, found: Sequence[DelayedMessage]) -> None:
+        if self._as_json:
+            messages = [one.summary(self._now_ms) for one in found]
+            echo_json({"dry_run": True, self._word: len(found), "due_ms": self._due_ms, "messages": messages})
+            return
+        if found:
+            console().print(table(found[:ROWS], self._now_ms))
+        if len(found) > ROWS:
+            click.echo(f"… and {len(found) - ROWS:,} more")
+        until = "" if self._due_ms is None else f" to {when(self._due_ms)}"
+        click.echo(f"would {self._verb} {count(len(found), 'delayed message')}{until}")
+
+    def _report(self, found: Sequence[DelayedMessage], done: int, bad: Sequence[Change]) -> None:
+        if self._as_json:
+            why = {one.message_id: one.why for one in bad}
+            messages = [
+                {**one.summary(self._now_ms), self._word: one.id not in why, "why": why.get(one.id)} for one in found
+            ]
+            echo_json(
+                {
+                    "dry_run": False,
+                    self._word: done,
+                    "refused": len(bad),
+                    "due_ms": self._due_ms,
+                    "messages": messages,
+                }
+            )
+        else:
+            for result in bad[:ROWS]:
+                click.echo(f"not {self._participle}: {result.message_id}: {one_line(result.why or '', 400)}")
+            if len(bad) > ROWS:
+                click.echo(f"… and {len(bad) - ROWS:,} more that were not {self._participle}")
+            until = "" if self._due_ms is None else f" to {when(self._due_ms)}"
+            click.echo(f"{self._participle} {count(done, 'delayed message')}{until}")
+        self._ctx.exit(1 if bad else 0)
+
+    @property
+    def _word(self) -> str:
+        return self._participle.replace(" ", "_")
+
+
+def _unix_ms(due: bytes, now_ms: int) -> int:
+    return now_ms + int(due) if due.startswith(b"+") else int(due.removeprefix(b"="))
+
+
+def _without_payload(fields: Sequence[bytes]) -> tuple[bytes, ...]:
+    kept = (b"ticket_id", b"task")
+    return tuple(part for i in range(0, len(fields), 2) if fields[i] in kept for part in fields[i : i + 2])
