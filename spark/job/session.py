@@ -73,7 +73,7 @@ def local_session(
     retries: bool = True,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session with the data source registered, the session timezone UTC and the web interface off.
+    """A session with the data sources registered, the session timezone UTC and the web interface off.
 
     ``master`` defaults to ``local[*]``, or to that of spark-submit. ``log`` gets Spark's output; by default it is a
     temporary file, which is removed at exit. Without ``retries`` a task runs only once: for writes whose second attempt
@@ -109,8 +109,10 @@ def _prepare(session: SparkSession, *, away: bool) -> None:
     if away:
         send_packages(session.sparkContext)
     from bridge.spark.source import RedisStreamDataSource
+    from bridge.spark.state_source import RedisStateDataSource
 
     session.dataSource.register(RedisStreamDataSource)
+    session.dataSource.register(RedisStateDataSource)
 
 
 def parse_conf(options: Iterable[str]) -> dict[str, str]:
