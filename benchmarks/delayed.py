@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -23,8 +23,8 @@ from bridge.routing.return_codes import text_of
 
 HOUR_MS = 3_600_000
 PAYLOAD = json.dumps({"t": 1, "n": 1})
-#: Tickets of the messages that are due, and of those that come during the flood.
-TICKETS, OTHERS = 1000, 10
+#: Tickets of the messages that are due. Each of those that come meanwhile has a ticket of its own.
+TICKETS = 1000
 #: Seconds until the first one is due.
 LEAD_S = 5.0
 
@@ -66,7 +66,7 @@ def rows_after(stack: Stack, last: str) -> tuple[list[Delivery], str]:
 def shares(values: list[float]) -> str:
     """The median and the 99th of a hundred."""
     ordered = sorted(values)
-    return f"p50 {ordered[len(ordered) // 2]:,.1f} ms, p99 {ordered[len(ordered) * 99 // 100]:,.1f} ms"
+    return f"p50 {ordered[len(ordered) // 2]:,.1f} ms, p99 {p99(ordered):,.1f} ms"
 
 
 def lateness(rows: list[Delivery], due_ms: dict[str, int]) -> tuple[list[float], list[float]]:
@@ -102,8 +102,18 @@ def memory(stack: Stack) -> int:
 @click.option("--rate", default=2000, show_default=True, help="Messages due in a second.")
 @click.option("--seconds", default=20, show_default=True)
 @click.option("--flood", default=100_000, show_default=True, help="Messages due at one instant.")
-def main(waiting: int, rate: int, seconds: int, flood: int) -> None:
+@click.option("--others", default=50, show_default=True, help="Messages in a second that come during the flood.")
+@click.option("--only", type=click.Choice(["waiting", "flood"]), help="One of the two parts.")
+def main(waiting: int, rate: int, seconds: int, flood: int, others: int, only: str | None) -> None:
     """One run of all three."""
+    if only != "flood":
+        many(waiting, rate, seconds)
+    if only != "waiting" and flood:
+        flooded(flood, others, seconds)
+
+
+def many(waiting: int, rate: int, seconds: int) -> None:
+    """Many wait, and some of them become due at an even rate."""
     with Stack("bridged") as stack:
         master = stack.start_master()
         stack.wait(lambda: bool(stack.redis.exists(KEYS.stream)), "the group", 60.0)
@@ -130,8 +140,6 @@ def main(waiting: int, rate: int, seconds: int, flood: int) -> None:
         moved, started = lateness(rows, of_due(rows))
         print(f"{rate:,} due a second for {seconds} s: moved {shares(moved)} late; started {shares(started)} late")
         print(f"  processor time of the master: {(cpu(master) - idle) / count * 1e6:.0f} us a message")
-        if flood:
-            flooded(stack, flood, last)
 
 
 def cpu(process: Any) -> float:
@@ -140,31 +148,131 @@ def cpu(process: Any) -> float:
     return float(times.user + times.system)
 
 
-def flooded(stack: Stack, flood: int, last: str) -> None:
-    """Many are due at one instant, while others come, ten in a second, before it and during it."""
+def flooded(flood: int, rate: int, seconds: float) -> None:
+    """What a flood costs: the rate at which it drains, beside that of the same messages when none is delayed; and how
+    long other messages wait meanwhile, beside what they wait at an even load of the same rate, and at no load.
+
+    All of them wait for the same workers. So the fair comparison is with a lane that is as busy by messages that were
+    never delayed. A lane without any load answers sooner, since no message is ahead in any worker.
+    """
+    full = undelayed_rate(flood)
+    with Stack("bridged") as stack:
+        stack.start_master()
+        stack.start_workers(1, 2)
+        stack.wait(lambda: bool(stack.redis.exists(KEYS.stream)), "the group", 60.0)
+        done = settled(stack)
+        warm_up = 2000
+        push(stack, ((f"W{n % TICKETS}", 0) for n in range(warm_up)))
+        stack.wait(lambda: done() >= warm_up, "the first messages", 60.0)
+        _, last = rows_after(stack, "0-0")
+
+        others, last = waits_of_others(stack, last, rate, until(seconds))
+        idle = others
+        print(f"idle: other messages started {shares(idle)} after they were added")
+
+        before = done()
+        instant = server_ms(stack) + 5000 + flood // 10
+        push(stack, ((f"F{n % TICKETS}", instant) for n in range(flood)))
+        stack.wait(lambda: server_ms(stack) >= instant - 200, "the instant", 600.0)
+        sent = Others(stack, rate)
+        while done() < before + flood + sent.count:
+            sent.some()
+        rows, last = rows_after(stack, last)
+        due = of_due(rows)
+        end = max(row.started_us / 1000 for row in rows if row.what is What.DONE and row.message_id in due)
+        drained = flood / max(0.001, (end - instant) / 1000)
+        during = waits(rows, lambda added: instant <= added < end)
+        print(f"{flood:,} due at one instant: drained at {drained:,.0f} a second, {drained / full:.2f} of the rate of")
+        print(f"  the same messages undelayed ({full:,.0f}); others started {shares(during)} after they were added")
+
+        even = even_load(stack, last, min(drained, full), flood, rate)
+        print(f"an even load of {EVEN:.0%} of that rate, undelayed: others started {shares(even)} after that")
+        print(f"  p99 during the flood: {p99(during) / p99(even):.2f} of that, {p99(during) / p99(idle):.1f} of idle")
+
+
+#: The even load: so much of the rate of the flood. At the whole rate the backlog would grow without a bound.
+EVEN = 0.9
+
+
+def undelayed_rate(count: int) -> float:
+    """Messages a second when as many messages that are not delayed wait for the first worker."""
+    with Stack("bridged") as stack:
+        stack.start_master()
+        stack.wait(lambda: bool(stack.redis.exists(KEYS.stream)), "the group", 60.0)
+        push(stack, ((f"F{n % TICKETS}", 0) for n in range(count)))
+        stack.start_workers(1, 2)
+        done = settled(stack)
+        stack.wait(lambda: done() >= count, "all to be done", 600.0)
+        rows, _ = rows_after(stack, "0-0")
+        starts = sorted(row.started_us for row in rows if row.what is What.DONE)
+        return count * 1e6 / max(1, starts[-1] - starts[0])
+
+
+class Others:
+    """Messages of other tickets, each pushed when its time has come, ``rate`` in a second."""
+
+    def __init__(self, stack: Stack, rate: int) -> None:
+        self._stack = stack
+        self._rate = rate
+        self._began = time.monotonic()
+        self.count = 0
+
+    def some(self) -> None:
+        """Waits for the time of the next one, and pushes it."""
+        time.sleep(max(0.0, self._began + self.count / self._rate - time.monotonic()))
+        self._stack.redis.xadd(KEYS.stream, {"ticket_id": f"O{self.count}", "task": "noop", "payload": PAYLOAD})
+        self.count += 1
+
+
+def even_load(stack: Stack, last: str, rate: float, count: int, others_rate: int) -> list[float]:
+    """How long other messages wait while ``count`` messages come one after the other, at ``EVEN`` of ``rate``."""
+    done = settled(stack)
+    before, began, pushed = done(), time.monotonic(), 0
+    sent = Others(stack, others_rate)
+    since = server_ms(stack)
+    while pushed < count:
+        wanted = min(count, int((time.monotonic() - began) * rate * EVEN) + 1)
+        push(stack, ((f"E{n % TICKETS}", 0) for n in range(pushed, wanted)))
+        pushed = wanted
+        sent.some()
+    end = server_ms(stack)
+    stack.wait(lambda: done() >= before + count + sent.count, "all to be done", 600.0)
+    rows, _ = rows_after(stack, last)
+    return waits(rows, lambda added: since <= added < end)
+
+
+def waits_of_others(stack: Stack, last: str, rate: int, goes_on: Callable[[], bool]) -> tuple[list[float], str]:
+    """How long other messages wait while ``goes_on``, and the last entry of the history."""
     done = settled(stack)
     before = done()
-    instant = server_ms(stack) + 10_000 + flood // 10
-    push(stack, ((f"F{n % TICKETS}", instant) for n in range(flood)))
-    others = 0
-    while done() < before + flood + others:
-        push(stack, [(f"O{others % OTHERS}", 0)])
-        others += 1
-        time.sleep(0.1)
-    rows, _ = rows_after(stack, last)
-    due = of_due(rows)
-    ends = [row.started_us / 1000 for row in rows if row.what is What.DONE and row.message_id in due]
-    waited: dict[bool, list[float]] = {False: [], True: []}
+    sent = Others(stack, rate)
+    while goes_on():
+        sent.some()
+    stack.wait(lambda: done() >= before + sent.count, "the others to be done", 60.0)
+    rows, last = rows_after(stack, last)
+    return waits(rows, lambda _: True), last
+
+
+def waits(rows: list[Delivery], counts: Callable[[float], bool]) -> list[float]:
+    """How many ms after they were added other messages started. ``counts``: for those added at such a time."""
+    found = []
     for row in rows:
         if row.what is What.DONE and row.ticket.startswith("O"):
             added = int(row.message_id.partition("-")[0])
-            if added < max(ends):
-                waited[added >= instant].append(row.started_us / 1000 - added)
-    print(f"{flood:,} due at one instant: drained in {(max(ends) - instant) / 1000:.1f} s", end="")
-    print(f", {flood / max(0.001, (max(ends) - instant) / 1000):,.0f} a second")
-    for during, said in ((False, "before"), (True, "meanwhile")):
-        if waited[during]:
-            print(f"  messages of other tickets {said}: started {shares(waited[during])} after they were added")
+            if counts(added):
+                found.append(row.started_us / 1000 - added)
+    return found
+
+
+def until(seconds: float) -> Callable[[], bool]:
+    """Whether the time is not over."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
+
+
+def p99(values: list[float]) -> float:
+    """The 99th of a hundred."""
+    return sorted(values)[len(values) * 99 // 100]
 
 
 if __name__ == "__main__":

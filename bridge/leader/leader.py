@@ -314,7 +314,7 @@ class Leader:
             self._steps.settle(wire.call(*self._steps.question()), batch)
             self._read_entries(batch)
             if self.lane.next_due_ms is not None:
-                self._delayed.run(batch, has_read=False)
+                self._delayed.run(batch)
             self._steps.advance(batch)
             # Messages that the lane leaves out are done now.
             self._retention.remove()
@@ -416,7 +416,7 @@ class Leader:
         elif wants_entries and self._more:
             self._read_entries(batch)
         if lane.next_due_ms is not None:
-            self._delayed.run(batch, has_read=wants_entries)
+            self._delayed.run(batch)
         self._steps.advance(batch)
         if skips and lag.again and not lag.excess:
             lag.look()

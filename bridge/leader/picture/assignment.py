@@ -106,7 +106,7 @@ class Assignment:
                 continue
             those = self._able_to_wait_at(ticket.waiting[0].task)
             if not those:
-                ticket.queued = False
+                lane.left_queue(ticket)
                 lane.stranded.add(ticket)
                 continue
             # The one of two with the shorter queue. Asking all consumers for each ticket would cost too much.
@@ -143,7 +143,7 @@ class Assignment:
             ticket = ready.popleft()
             among, ring = self._owners_of(ticket.waiting[0].task)
             if not among:
-                ticket.queued = False
+                lane.left_queue(ticket)
                 lane.stranded.add(ticket)
                 continue
             consumer = among[ring.owner(ticket.id, among)]
@@ -172,7 +172,7 @@ class Assignment:
         ticket.consumer = consumer
         if ticket.turn <= 0:
             consumer.ready.appendleft(ticket)
-        elif self._lane.has_priorities:
+        elif self._lane.out_of_turn:
             queue_by_turn(consumer.ready, ticket)
         else:
             consumer.ready.append(ticket)

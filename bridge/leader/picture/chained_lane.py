@@ -71,7 +71,7 @@ class ChainedLane(Lane):
         """Whether the ticket, which was taken from its queue, may go out. Else it is deferred."""
         if not self._defers(ticket.id):
             return True
-        ticket.queued = False
+        self.left_queue(ticket)
         for consumer in self.consumers.values():
             if consumer.alone is ticket:
                 self.end_solitude(consumer)

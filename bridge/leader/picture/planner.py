@@ -136,6 +136,8 @@ class Planner:
     ) -> None:
         alone: list[Ticket] = []
         mates: list[Ticket] = []
+        if self._lane.late_ready:
+            self._lane.late_sent(tickets)
         for ticket in tickets:
             ticket.queued = False
             head = ticket.waiting[0]

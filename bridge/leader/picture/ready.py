@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from bridge.routing.message_options import HIGHEST_PRIORITY
 from bridge.routing.policies import PolicyName
 
 if TYPE_CHECKING:
+    from bridge.routing.message_options import MessageOptions
     from bridge.settings.lane import LaneSettings
 
 #: With fewer messages in memory than this, the leader always reads on.
@@ -54,8 +55,12 @@ class Ready(Flight):
         self._backoff_sequence = 0
         # A turn less what a priority takes off it is still above 0, which stands for tickets that go first.
         self._turn = PASSED_PER_PRIORITY * HIGHEST_PRIORITY
-        #: Whether a ticket was queued by a priority: then tickets of a queue are not in the order in which they came.
-        self.has_priorities = False
+        #: Whether a ticket was queued before others: then tickets of a queue are not in the order in which they came.
+        self.out_of_turn = False
+        #: Queued tickets whose oldest message was delayed and is due. Others take turns with them (`_turn_of_kind`).
+        self.late_ready: set[Ticket] = set()
+        #: While there are such tickets: the latest turn that was dispatched, and the last turn of each kind.
+        self._served = self._last_late = self._last_other = 0
         #: Tickets that began or ended to wait for a message that is not due. Their records do not say so yet.
         self.unrecorded: dict[Ticket, None] = {}
         #: Tickets whose oldest message no consumer here can run.
@@ -76,16 +81,28 @@ class Ready(Flight):
             return self.full
         slots = self._open_slots()
         if self.stranded.mixed:
-            return self._each_has_enough_work(slots)
-        enough = READY_PER_SLOT * sum(slots.values())
+            return self._each_has_enough(slots, late=False)
+        # Messages that come now do not wait for those that were delayed, so they are read.
+        enough = READY_PER_SLOT * sum(slots.values()) + len(self.late_ready)
         return len(self.ready) > enough or len(self.ready) + sum(len(one.ready) for one in self.crowded) > enough
 
-    def _each_has_enough_work(self, slots: dict[frozenset[str] | None, int]) -> bool:
-        """Like `has_enough_work`, where consumers differ in their tasks: each group of consumers must have enough."""
+    @property
+    def has_enough_late(self) -> bool:
+        """Whether the leader moves no more delayed messages: enough tickets with due ones wait only for room."""
+        if self.held < ENOUGH_MESSAGES or self.full:
+            return self.full
+        slots = self._open_slots()
+        if self.stranded.mixed:
+            return self._each_has_enough(slots, late=True)
+        return len(self.late_ready) > READY_PER_SLOT * sum(slots.values())
+
+    def _each_has_enough(self, slots: dict[frozenset[str] | None, int], *, late: bool) -> bool:
+        """Like the two above, where consumers differ in their tasks: each group of consumers must have enough."""
         ready = dict.fromkeys(slots, 0)
         for consumer in self.crowded:
             if consumer.open:
-                ready[consumer.tasks] += len(consumer.ready)
+                delayed = sum(ticket in self.late_ready for ticket in consumer.ready) if self.late_ready else 0
+                ready[consumer.tasks] += delayed if late else len(consumer.ready) - delayed
         return all(ready[tasks] > READY_PER_SLOT * slots[tasks] for tasks in slots)
 
     def _open_slots(self) -> dict[frozenset[str] | None, int]:
@@ -134,14 +151,51 @@ class Ready(Flight):
             ticket.turn = -self._turn
             ready.appendleft(ticket)
         else:
-            ticket.turn = self._turn
             options = ticket.waiting[0].options
-            if options is not None and options.priority:
-                self.has_priorities = True
-                ticket.turn -= options.priority * PASSED_PER_PRIORITY
-                queue_by_turn(ready, ticket)
+            if options is not None or self.late_ready:
+                self._queue_in_turn(ready, ticket, options)
             else:
+                ticket.turn = self._turn
                 ready.append(ticket)
+
+    def _queue_in_turn(self, ready: deque[Ticket], ticket: Ticket, options: MessageOptions | None) -> None:
+        """Queues a ticket by the priority of its oldest message, and by whether that one was delayed.
+
+        Many delayed messages may be due at once. Tickets with other messages take turns with them: so they wait for one
+        of them, and not for all. And so nobody starves, however many messages come of either kind.
+        """
+        late = options is not None and options.overtakes
+        ticket.turn = self._turn_of_kind(late=late) if late or self.late_ready else self._turn
+        if late:
+            self.late_ready.add(ticket)
+        if options is not None:
+            ticket.turn -= options.priority * PASSED_PER_PRIORITY
+        if ticket.turn == self._turn:
+            ready.append(ticket)
+        else:
+            self.out_of_turn = True
+            queue_by_turn(ready, ticket)
+
+    def _turn_of_kind(self, *, late: bool) -> int:
+        """The next turn of a ticket of this kind: behind those of its kind, and behind what was dispatched."""
+        if not self.late_ready:
+            # What was queued until now goes first.
+            self._served = self._last_late = self._last_other = self._turn - 1
+        if late:
+            turn = self._last_late = max(self._served, self._last_late) + 1
+        else:
+            turn = self._last_other = max(self._served, self._last_other) + 1
+        return turn
+
+    def left_queue(self, ticket: Ticket) -> None:
+        """``ticket`` was removed from its queue."""
+        ticket.queued = False
+        self.late_ready.discard(ticket)
+
+    def late_sent(self, tickets: Sequence[Ticket]) -> None:
+        """These tickets left their queues to be dispatched, while `late_ready` had some."""
+        self._served = max(self._served, *(ticket.turn for ticket in tickets))
+        self.late_ready.difference_update(tickets)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
         """The open consumer with that name that can run ``task``.
@@ -157,7 +211,7 @@ class Ready(Flight):
         """Removes the ticket from the queue that it is in."""
         if not ticket.queued:
             return
-        ticket.queued = False
+        self.left_queue(ticket)
         queues = [self.ready, self.suspects]
         if ticket.consumer is not None:
             queues.append(ticket.consumer.ready)
@@ -180,7 +234,7 @@ class Ready(Flight):
             ahead.append(self.ready.popleft())
         while consumer.ready:
             ticket = consumer.ready.pop()
-            ticket.queued = False
+            self.left_queue(ticket)
             ticket.consumer = None
             self.make_ready(ticket, first=True)
             if ticket.consumer is None:
@@ -193,7 +247,7 @@ class Ready(Flight):
             tickets = list(queue)
             queue.clear()
             for ticket in tickets:
-                ticket.queued = False
+                self.left_queue(ticket)
                 turn = ticket.turn
                 self.make_ready(ticket)
                 if ticket.queued:

@@ -5,7 +5,10 @@ no memory here, however many there are. The leader knows only when the next one 
 them, by the server's clock, with their entries (`bridge.routing.delaying`). The leader does that behind each read of
 the stream and before it dispatches. So a message that is due goes before those that were added later, whenever the
 leader looks: what was added before it is in the picture, and what came later is not dispatched yet. Only when more are
-due at once than a turn moves do some take their places later.
+due at once than a turn moves, or than the lane keeps ready, do some take their places later.
+
+Many may be due at one moment. The leader moves them as fast as they are dispatched, and a few in each turn, so that
+the turns are short, and it goes on reading. Their tickets and all others take turns (`bridge.leader.picture.ready`).
 
 For one lease after a step of the server's clock, a message must be due by this machine's clock as well: a clock that
 was set forward by mistake, and is put right soon, makes no message early. A clock that is set back makes messages late.
@@ -17,6 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.leader.picture.ready import ENOUGH_MESSAGES
 from bridge.leader.stream.delay_sets import due_times
 from bridge.leader.stream.reading import BESIDE_BYTES
 from bridge.routing.delaying import MOST, move_due
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Most calls of the script in one turn of the loop.
 CALLS = 2
+#: How many it moves in a turn, once the lane has enough work and needs only as many as are done.
+SLICE = 100
 #: Seconds until the next try when the script moved nothing that was due by the clock here.
 AGAIN_S = 0.05
 #: Seconds until the next call when some were moved: at a high rate, many are moved at once.
@@ -76,7 +82,7 @@ class Delayed:
     def timeout_s(self) -> float | None:
         """In how many seconds the next message is to be moved; None: not by time alone."""
         lane, due = self._lane, self._lane.next_due_ms
-        if due is None or lane.behind or lane.has_enough_work:
+        if due is None or lane.behind or lane.has_enough_late:
             return None
         return max((due + 1 - self._now_ms) / 1000, self._again_at - time.monotonic(), 0.0)
 
@@ -87,12 +93,10 @@ class Delayed:
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def run(self, batch: Batch, *, has_read: bool) -> None:
-        """Moves what is due. ``has_read``: new entries were read in this turn. What is due before the last of them goes
-        before it, even if there is enough other work.
-        """
+    def run(self, batch: Batch) -> None:
+        """Moves what is due."""
         lane, due = self._lane, self._lane.next_due_ms
-        if due is None or lane.behind or lane.full or (lane.has_enough_work and not has_read):
+        if due is None or lane.behind or lane.has_enough_late:
             return
         if due >= max(self._now_ms, min(lane.read_to[0], self._now_ms + AHEAD_MS)):
             return
@@ -105,7 +109,7 @@ class Delayed:
     def _move(self, batch: Batch) -> bool:
         """Moves some messages. Returns whether more are to be moved now, and there is room for them."""
         term, lane, settings = self._term, self._lane, self._term.settings
-        count = max(1, min(MOST, settings.window - lane.held))
+        count = max(1, min(MOST, settings.window - lane.held, max(SLICE, ENOUGH_MESSAGES - lane.held)))
         # What this step delays or reschedules is not in Redis yet. What is due later comes after it.
         coming = [int(due) for due in (*batch.delayed[::2], *batch.rescheduled[::2])]
         limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
@@ -125,7 +129,7 @@ class Delayed:
         if not (more or coming):
             pause_s = GATHER_S if moved.entries else AGAIN_S
             self._tried_at, self._again_at = lane.read_to, time.monotonic() + pause_s
-        return more and not lane.full
+        return more and not lane.has_enough_late
 
     # -- where late messages are -------------------------------------------------------------------------------------
 

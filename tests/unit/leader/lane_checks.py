@@ -129,6 +129,7 @@ def check_nobody_is_forgotten(world: LaneWorld) -> None:
     lane = world.lane
     queued: list[Ticket] = [*lane.ready, *lane.suspects, *(t for c in lane.consumers.values() for t in c.ready)]
     assert len(queued) == len(set(queued)), "a ticket waits for room twice"
+    assert lane.late_ready <= set(queued), "a ticket that is not queued counts as ready"
     for ticket in lane.tickets.values():
         free = bool(ticket.waiting) and not (ticket.run or ticket.due_ms or ticket.front_id)
         assert (ticket in queued) == free == ticket.queued, ticket

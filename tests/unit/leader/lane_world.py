@@ -221,11 +221,11 @@ class LaneWorld:
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)
-        self.move_due(batch, has_read=False)
+        self.move_due(batch)
         self.advance(batch)
         self.refill_now()
 
-    def move_due(self, batch: Batch, *, has_read: bool) -> None:
+    def move_due(self, batch: Batch) -> None:
         """The leader's timer moves what is due."""
         if self.lane.next_due_ms is None:
             return
@@ -235,7 +235,7 @@ class LaneWorld:
 
         with patch("bridge.leader.stream.delayed.move_due", moved):
             self.delayed._again_at = 0.0
-            self.delayed.run(batch, has_read=has_read)
+            self.delayed.run(batch)
 
     def read_on(self, _read_to: str = "", *, after: str, names: bool = False) -> Read:
         """The master's own pending entries."""
@@ -282,7 +282,7 @@ class LaneWorld:
         self.reply = []
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)
-        self.move_due(batch, has_read=True)
+        self.move_due(batch)
         self.advance(batch)
         self.refill_now()
 

@@ -139,4 +139,4 @@ def test_without_priorities_nothing_is_kept_in_the_order_of_turns() -> None:
     world.push("T", count=3)
     world.read()
     all_started(world)
-    assert not world.lane.has_priorities
+    assert not world.lane.out_of_turn
