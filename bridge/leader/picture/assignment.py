@@ -13,7 +13,6 @@ from bridge.leader.picture.capacity import Room, Tasks
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.ready import queue_by_turn
-from bridge.routing.messages import Message
 from bridge.routing.policies import PolicyName, Ring, Rings
 
 #: Most tickets at the end of a consumer's queue that are searched for one that an idle consumer can run.
@@ -21,12 +20,12 @@ LOOKED_AT = 64
 
 
 class Assignment:
-    """Assigns the tickets of one lane. ``cost``: message -> its expected cost in ms."""
+    """Assigns the tickets of one lane. ``cost``: ticket -> the expected cost of its next run, in ms."""
 
-    def __init__(self, lane: Lane, ahead_ms: float, cost: Callable[[Message], float]) -> None:
+    def __init__(self, lane: Lane, ahead_ms: float, bundle_ms: float, cost: Callable[[Ticket], float]) -> None:
         self._lane = lane
         self._cost = cost
-        self.room = Room(lane, ahead_ms)
+        self.room = Room(lane, ahead_ms, bundle_ms)
         self._pinned = lane.settings.policy is PolicyName.RENDEZVOUS
         self._rings = Rings()
         #: `Consumer.changes` when the rings were updated last.
@@ -81,14 +80,14 @@ class Assignment:
                     lane.room_changed[consumer] = None
                     break
                 ticket = ready.popleft()
-                room.choose(consumer, ticket, self._cost(ticket.waiting[0]))
+                room.choose(consumer, ticket, self._cost(ticket))
 
     def _spread(self) -> None:
         lane, room = self._lane, self.room
         ready = lane.ready
         while ready and room.fits() and (consumer := room.for_ticket(ready[0])) is not None:
             ticket = ready.popleft()
-            room.choose(consumer, ticket, self._cost(ticket.waiting[0]))
+            room.choose(consumer, ticket, self._cost(ticket))
 
     def _spread_by_task(self) -> None:
         """Like `_spread`, where consumers differ in the tasks that they can run.
@@ -102,7 +101,7 @@ class Assignment:
             ticket = ready.popleft()
             consumer = room.for_ticket(ticket)
             if consumer is not None:
-                room.choose(consumer, ticket, self._cost(ticket.waiting[0]))
+                room.choose(consumer, ticket, self._cost(ticket))
                 continue
             those = self._able_to_wait_at(ticket.waiting[0].task)
             if not those:
@@ -192,7 +191,7 @@ class Assignment:
                     if not idle.ready:
                         vain.add(idle.tasks)
                     break
-                room.choose(idle, ticket, self._cost(ticket.waiting[0]))
+                room.choose(idle, ticket, self._cost(ticket))
 
     def _movable(self, idle: Consumer, crowded: list[Consumer]) -> Ticket | None:
         """A ticket that ``idle`` can run, from the end of another consumer's queue; None: there is none."""

@@ -20,6 +20,12 @@ from bridge.routing.policies import Policy, PolicyName, policy
 
 #: Work ahead of each slot, in bundles.
 AHEAD = 2
+#: The same for short tasks. A consumer of these gets more when there is room for a whole bundle: what a bundle costs
+#: the master and the server does not depend much on its size. With longer tasks that saves nothing, and what waits at a
+#: consumer behind a long task cannot move.
+AHEAD_SHORT = 4
+#: Tasks are short when a bundle has at least this many.
+MANY = 16
 #: Most bytes of the payloads in one bundle, unless its first message alone has more. Far below the server's limit for
 #: one argument (proto-max-bulk-len), even when every byte is escaped.
 PARCEL_BYTES = 1024 * 1024
@@ -55,9 +61,10 @@ class _Group:
 class Room:
     """The room of all consumers of one lane, for its planner. What a step has chosen counts as sent already."""
 
-    def __init__(self, lane: Lane, ahead_ms: float) -> None:
+    def __init__(self, lane: Lane, ahead_ms: float, bundle_ms: float) -> None:
         self._lane = lane
         self._ahead_ms = ahead_ms
+        self._bundle_ms = bundle_ms
         self._by_load = lane.settings.policy is PolicyName.LEAST_LOADED
         self._policy: Policy[Consumer] | None = None if self._by_load else policy(lane.settings.policy)
         self._groups: dict[Tasks, _Group] = {}
@@ -122,7 +129,20 @@ class Room:
             return False
         if consumer.bytes + self._planned_to.get(consumer, 0) >= consumer.slots * AHEAD * PARCEL_BYTES:
             return False
-        return consumer.backlog_ms + self._promised.get(consumer, 0.0) < consumer.slots * self._ahead_ms
+        promised_ms = self._promised.get(consumer, 0.0)
+        room_ms = self.room_ms(consumer)
+        if promised_ms or not self._has_short(consumer):
+            return room_ms > promised_ms
+        return room_ms >= self._bundle_ms
+
+    def room_ms(self, consumer: Consumer) -> float:
+        """How much more work the consumer may have, by what it has in flight."""
+        ahead_ms = AHEAD_SHORT * self._bundle_ms if self._has_short(consumer) else self._ahead_ms
+        return consumer.slots * ahead_ms - consumer.backlog_ms
+
+    def _has_short(self, consumer: Consumer) -> bool:
+        """Whether a bundle of messages like those that the consumer has would have many."""
+        return consumer.backlog_ms * MANY < consumer.messages * self._bundle_ms
 
     def choose(self, consumer: Consumer, ticket: Ticket, cost_ms: float) -> None:
         """``ticket`` goes to ``consumer`` in this step."""

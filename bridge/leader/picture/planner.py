@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from math import ceil
+from math import sqrt
 
 from bridge.app.traits import TaskTraits
 from bridge.leader.picture import capacity as limits
@@ -31,6 +31,9 @@ from bridge.routing.messages import Message
 
 #: Longest run of one ticket in a bundle, in messages.
 RUN_MAX = 256
+#: While many tickets wait, a bundle of n messages has runs of about √(n / `RUN_SHARE`). Longer runs cost the master and
+#: the server less, since tickets are released and dispatched less often. Shorter ones serve more tickets at once.
+RUN_SHARE = 16
 #: How many times ``bridge_bundle_ms`` a run may last while there is a process for each ticket. No other ticket waits
 #: then, and a longer run saves round trips to the master.
 STREAK = 8
@@ -64,8 +67,8 @@ class Planner:
         self._traits = traits
         self._isolation = Isolation(lane)
         self._bundle_ms = lane.settings.bundle_ms
-        self._ahead_ms = limits.AHEAD * self._bundle_ms if self._bundle_ms else PLAIN_AHEAD_MS
-        self._assignment = Assignment(lane, self._ahead_ms, self._cost)
+        ahead_ms = limits.AHEAD * self._bundle_ms if self._bundle_ms else PLAIN_AHEAD_MS
+        self._assignment = Assignment(lane, ahead_ms, self._bundle_ms, self._cost_of_run)
 
     @property
     def left_some(self) -> bool:
@@ -108,6 +111,19 @@ class Planner:
     def _cost(self, message: Message) -> float:
         service = self._lane.service_ms.get(message.task, UNKNOWN_MS)
         return service + (MATE_MS if self._bundled(message, service) else ALONE_MS)
+
+    def _cost_of_run(self, ticket: Ticket) -> float:
+        """The expected cost of the next run of ``ticket``, in ms. With much room, the run may be longer (`_pack`)."""
+        head = ticket.waiting[0]
+        service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
+        if not self._bundled(head, service):
+            return service + ALONE_MS
+        cost = service + MATE_MS
+        return cost if len(ticket.waiting) == 1 else cost * min(len(ticket.waiting), self._usual_length(cost))
+
+    def _usual_length(self, cost_ms: float) -> int:
+        """How many messages a run has while many tickets wait. ``cost_ms``: of one message."""
+        return max(1, round(sqrt(self._bundle_ms / cost_ms / RUN_SHARE)))
 
     def _bundled(self, message: Message, service_ms: float) -> bool:
         # Up to twice ``bridge_bundle_ms``: two such messages in a row still save a round trip to the master.
@@ -152,7 +168,7 @@ class Planner:
         if not mates:
             return
         # The tickets share the room. So few tickets get long runs, and many tickets get short ones.
-        room_ms = max(consumer.slots * self._ahead_ms - consumer.backlog_ms, self._bundle_ms)
+        room_ms = max(self._assignment.room.room_ms(consumer), self._bundle_ms)
         share_ms = min(room_ms / len(mates), self._bundle_ms)
         if consumer.parcels + len(mates) <= consumer.slots:
             share_ms = STREAK * self._bundle_ms
@@ -162,11 +178,12 @@ class Planner:
             cost = self._cost(ticket.waiting[0])
             length = 1
             if len(ticket.waiting) > 1:
-                length = self._run_length(ticket, consumer, max(1, min(RUN_MAX, round(share_ms / cost))))
+                wanted = max(self._usual_length(cost), min(RUN_MAX, round(share_ms / cost)))
+                length = self._run_length(ticket, consumer, wanted)
             runs.append((ticket, length))
             total_ms += cost * length
         idle = max(0, consumer.slots - consumer.parcels)
-        parcels = min(len(runs), max(ceil(total_ms / self._bundle_ms), min(idle, len(runs)), 1))
+        parcels = min(len(runs), max(round(total_ms / self._bundle_ms), min(idle, len(runs)), 1))
         for i in range(parcels):
             for some in _parcels_of(runs[i::parcels]):
                 self._send(consumer, some, batch, dispatched, now_ms)

@@ -32,16 +32,53 @@ def test_an_idle_slot_always_gets_work(policy: PolicyName, bundle_ms: float, tas
     lane.check()
 
 
-def test_a_worker_gets_work_ahead_but_not_everything() -> None:
+@pytest.mark.parametrize(("task", "bundles"), [("middle", 2), ("short", 4)])
+def test_a_worker_gets_work_ahead_but_not_everything(task: str, bundles: int) -> None:
     # Given far more work than a worker needs ahead
     lane = world(window=10_000)
     incarnation = lane.join("w1@h", slots=2)
     for i in range(5000):
-        lane.push(f"T{i}", "middle")
+        lane.push(f"T{i}", task)
     lane.read(5000)
-    # Then it has about two bundles' time for each process
+    lane.step()
+    # Then it has the time of some bundles for each process
     backlog = lane.lane.consumers[incarnation].backlog_ms
-    assert 2 * 10 <= backlog <= 2 * 3 * 10
+    assert 2 * bundles * 10 <= backlog <= 2 * (bundles + 1) * 10
+
+
+def test_many_tickets_get_runs_of_some_messages_each() -> None:
+    # Given many tickets that wait with several messages each
+    lane = world(window=10_000, bundle_ms=40.0)
+    lane.join("w1@h", slots=2)
+    for i in range(900):
+        lane.push(f"T{i}", "short", count=9)
+    lane.read(9000)
+    # Then a bundle has neither all messages of a ticket, nor one of each: about the root of a sixteenth of the bundle
+    assert set(kinds(lane)) == {"bundle"}
+    assert {len(ids) for parcel in lane.store.parcels for _, ids in parcel.runs.values()} == {4}
+    lane.check()
+
+
+def test_a_worker_that_has_work_ahead_gets_no_small_bundles() -> None:
+    # Given a worker that has as much work as it may have ahead
+    lane = world(window=10_000)
+    incarnation = lane.join("w1@h", slots=2)
+    for i in range(3000):
+        lane.push(f"T{i}", "short")
+    lane.read(3000)
+    lane.step()
+    sizes = []
+    for _ in range(300):
+        before = list(lane.store.parcels)
+        # When its messages end one by one
+        parcel = lane.store.parcels[0]
+        lane.step([lane.outcome(parcel, next(iter(parcel.runs)), Kind.DONE)])
+        sizes += [parcel.size for parcel in lane.store.parcels if parcel not in before]
+    # Then it gets whole bundles, and always has work ahead
+    assert sizes
+    assert min(sizes) >= 0.6 * 10 / (TASKS["short"] + 0.03)
+    assert lane.lane.consumers[incarnation].backlog_ms >= 2 * 3 * 10
+    lane.check()
 
 
 def test_long_tasks_get_one_message_for_each_process_and_no_more_than_room() -> None:
