@@ -35,6 +35,8 @@ HELD = "held until it is due"
 #: Beginning of the cause in the record of a run whose ticket is to be parked after the run.
 PARK_AFTER = "park: "
 
+_AWAITING = f"[{AWAITING},".encode()
+_HELD = f'"{HELD}"'.encode()
 _NACKED = re.compile(r"nacked ([0-9]{1,9}) times? since (\S{1,40})")
 
 
@@ -77,6 +79,13 @@ class Record:
     @property
     def parked(self) -> bool:
         return self.fence == PARKED
+
+
+def is_held(text: bytes) -> bool:
+    """Whether a ticket record, which need not be parsed for this, says that its ticket waits for a message that is not
+    due. Quotes within a cause are escaped.
+    """
+    return text.startswith(_AWAITING) and _HELD in text
 
 
 def nacked_cause(times: int, since_ms: int, why: str) -> str:

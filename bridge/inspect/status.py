@@ -24,7 +24,7 @@ from bridge.routing.ids import id_key, younger_than
 from bridge.routing.leadership import read_token
 from bridge.routing.notices import Notices, notices_in
 from bridge.routing.numbers import count, duration
-from bridge.routing.records import PARKED
+from bridge.routing.records import PARKED, is_held
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -76,9 +76,11 @@ class LaneStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due: those that others overtake, and those for which their tickets wait. The latter are
-    #: among those that wait or await a retry, too.
+    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait.
     delayed: int
+    #: Those of ``delayed`` for which their tickets wait, or will wait. Not those of parked tickets, which are in
+    #: ``parked_messages``.
+    holding: int
     #: Milliseconds until the next of them is due; below 0: it is overdue. None: there is none.
     next_due_in_ms: int | None
     dead: int
@@ -110,8 +112,9 @@ class LaneStatus:
 
     @property
     def undone(self) -> int:
-        """Messages that it is not done with, and that are not delayed."""
-        return sum((self.unread, self.waiting, self.in_flight, self.awaiting_retry, self.parked_messages))
+        """Messages that it is not done with, without those that others overtake."""
+        read = self.waiting + self.in_flight + self.awaiting_retry + self.parked_messages
+        return self.unread + read + self.holding
 
 
 def read_status(redis: Redis, settings: Settings, commands: Advice = NOT_OF_AN_APP) -> LaneStatus:
@@ -185,6 +188,9 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     oldest = oldest_ms(redis, lane, pending)
     if oldest is None and next_unread:
         oldest = _ms_of(next_unread[0][0])
+    oldest_holding = held_tickets(records)
+    retrying = max(0, retries - oldest_holding)
+    waiting = max(0, pending.of_master - retries - (holding - oldest_holding))
     parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
     status = LaneStatus(
         stream=keys.stream,
@@ -196,10 +202,11 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         leader=leader,
         unread=unread,
         unread_why=why,
-        waiting=max(0, pending.of_master - retries),
+        waiting=waiting,
         in_flight=sum(pending.of_consumers.values()),
-        awaiting_retry=retries,
+        awaiting_retry=retrying,
         delayed=overtaking + holding,
+        holding=max(0, pending.of_master - waiting - retrying),
         next_due_in_ms=min(dues) - now_ms if dues else None,
         dead=dead,
         # A parked ticket whose record was not read is known if it has shelved messages.
@@ -302,6 +309,13 @@ def _server(info: dict[str, Any]) -> str:
     if info.get("server_name") == "valkey":
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info['redis_version']}"
+
+
+def held_tickets(records: Any) -> int:
+    """How many of these ticket records, a reply of HSCAN, say that the ticket waits for a message that is not due. Such
+    a ticket is among those that await a retry.
+    """
+    return sum(map(is_held, _as_dict(records).values()))
 
 
 def _as_dict(flat: Any) -> dict[bytes, Any]:

@@ -40,8 +40,10 @@ class SubscriptionStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due. Those for which their tickets wait are among those that wait or await a retry, too.
+    #: Messages that are not due.
     delayed: int
+    #: Those of ``delayed`` for which their tickets wait, or will wait; not those of parked tickets.
+    holding: int
     #: Messages that wait for the release of parked tickets.
     parked: int
     dead: int
@@ -64,8 +66,8 @@ class SubscriptionStatus:
 
     @property
     def undone(self) -> int:
-        """Messages that it is not done with."""
-        return self.unread + self.waiting + self.in_flight + self.awaiting_retry + self.parked
+        """Messages that it is not done with, without those that others overtake."""
+        return self.unread + self.waiting + self.in_flight + self.awaiting_retry + self.parked + self.holding
 
     def document(self, commands: Advice = NOT_OF_AN_APP) -> dict[str, Any]:
         """All of it, for JSON."""

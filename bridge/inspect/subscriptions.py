@@ -14,6 +14,7 @@ from redis.exceptions import NoPermissionError
 
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.roster import Pending
+from bridge.inspect.status import RECORDS, held_tickets
 from bridge.inspect.stream_status import StreamStatus, read_streams
 from bridge.inspect.subscription_status import SubscriptionStatus
 from bridge.inspect.undeclared import undeclared_lanes
@@ -52,12 +53,15 @@ def read_subscriptions(
 #: The replies for each lane that `_read_lanes` asks for first, where this user may not read the lane's keys.
 _NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, 0, 0, 0, (None,) * len(COUNTERS))
 _REPLIES = len(_NOT_PERMITTED)
+#: The place of the number of messages for which tickets wait.
+_HOLDING = 5
 
 
 def _read_lanes(
     redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings], declared: Collection[str]
 ) -> list[list[Any]]:
-    """The replies for each lane: `_REPLIES`, then the pending summary and the next unread entry, or None.
+    """The replies for each lane: `_REPLIES`, then the pending summary, the next unread entry and ticket records, or
+    None.
 
     A user of the app need not have permissions for the keys of groups that the app has not ``declared``. Then the first
     reply is None.
@@ -82,8 +86,8 @@ def _read_lanes(
             row = list(_NOT_PERMITTED)
         elif error is not None:
             raise error
-        found.append([*row, None, None])
-    # An idle lane has neither.
+        found.append([*row, None, None, None])
+    # An idle lane has none of them.
     asked: list[tuple[list[Any], int]] = []
     with redis.pipeline(transaction=False) as pipe:
         for lane, row in zip(lanes, found, strict=True):
@@ -97,6 +101,9 @@ def _read_lanes(
                 start = ("-", "+") if group is None else younger_than(group.read_to)
                 pipe.execute_command("XRANGE", lane.stream, *start, "COUNT", 1)
                 asked.append((row, _REPLIES + 1))
+            if row[_HOLDING]:
+                pipe.execute_command("HSCAN", lane.keys.tickets, 0, "COUNT", RECORDS)
+                asked.append((row, _REPLIES + 2))
         for (row, at), reply in zip(asked, pipe.execute() if asked else (), strict=True):
             row[at] = reply
     return found
@@ -107,18 +114,22 @@ class _Lane:
 
     def __init__(self, redis: Redis, lane: LaneSettings, stream: StreamStatus, replies: list[Any], now_ms: int) -> None:
         led, (app, format_), consumers, retries, *rest = replies
-        delayed, holding, late, dead, counts, pending_raw, next_unread = rest
+        delayed, holding, late, dead, counts, pending_raw, next_unread, records = rest
         name = lane.group.encode()
         self.stream = lane.stream
         self.group = stream.groups.get(name)
         self.permitted = led is not None
-        self.led, self.consumers, self.retries, self.dead = bool(led), consumers, retries, dead
+        self.led, self.consumers, self.dead = bool(led), consumers, dead
         self.app = None if app is None else app.decode()
         self.format = None if format_ is None else int(format_)
         self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
         self.unread, self.exact = stream.unread(name)
         self.delayed = delayed + holding
         self.pending = Pending.of(pending_raw, lane, (), late)
+        oldest_holding = 0 if records is None else held_tickets(records[1])
+        self.retrying = max(0, retries - oldest_holding)
+        self.waiting = max(0, self.pending.of_master - retries - (holding - oldest_holding))
+        self.holding = max(0, self.pending.of_master - self.waiting - self.retrying)
         oldest = oldest_ms(redis, lane, self.pending)
         if oldest is None and next_unread:
             oldest = id_key(next_unread[0][0].decode())[0]
@@ -137,7 +148,6 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         return sum(there) if len(there) == len(values) else None
 
     ages = [lane.oldest_ms for lane in lanes if lane.oldest_ms is not None]
-    retries = sum(lane.retries for lane in lanes)
     return SubscriptionStatus(
         name=name,
         streams=tuple(lane.stream for lane in lanes),
@@ -150,10 +160,11 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         consumers=max(lane.consumers for lane in lanes),
         unread=sum(lane.unread for lane in lanes),
         unread_exact=all(lane.exact for lane in lanes),
-        waiting=max(0, sum(lane.pending.of_master for lane in lanes) - retries),
+        waiting=sum(lane.waiting for lane in lanes),
         in_flight=sum(sum(lane.pending.of_consumers.values()) for lane in lanes),
-        awaiting_retry=retries,
+        awaiting_retry=sum(lane.retrying for lane in lanes),
         delayed=sum(lane.delayed for lane in lanes),
+        holding=sum(lane.holding for lane in lanes),
         parked=sum(sum(lane.pending.of_parked.values()) for lane in lanes),
         dead=sum(lane.dead for lane in lanes),
         counters={one: sum(lane.counters[one] for lane in lanes) for one in COUNTERS},

@@ -150,6 +150,7 @@ def dropped(found: SubscriptionStatus) -> str:
     numbers = [
         *((found.waiting, "waiting"), (found.in_flight, "in flight")),
         *((found.awaiting_retry, "retrying"), (found.parked, "parked")),
+        (found.holding, "delayed"),
     ]
     said = [f"{unread_of(found)} unread"] if found.unread else []
     said += [f"{number:,} {word}" for number, word in numbers if number]

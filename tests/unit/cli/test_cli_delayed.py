@@ -200,11 +200,10 @@ def test_the_status_counts_them_apart(shell: CommandLine, lane: Lane) -> None:
     [held, late] = lane.add("A", "B")
     lane.read()
     now_ms = int(time.time() * 1000)
-    delay(lane, held, now_ms + 1000, Mode.HOLD)
-    lane.finish(held)
+    delay(lane, held, now_ms + HOUR_MS, Mode.HOLD)
     lane.redis.zadd(lane.keys.late, {member_of(late): now_ms - 5000})
     seen = shell.json("status")
-    assert (seen["delayed"], seen["waiting"]) == (3, 1)
+    assert (seen["delayed"], seen["holding"], seen["waiting"]) == (3, 1, 1)
     assert 5000 <= seen["oldest_undone_ms"] < 65_000
 
 

@@ -9,7 +9,8 @@ import pytest
 import bridge.inspect.status
 from bridge.link.key_types import TYPES
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
-from bridge.routing.ids import LAST_ID
+from bridge.routing.ids import LAST_ID, member_of
+from bridge.routing.records import HELD
 from bridge.routing.transitions import read
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import free_port
@@ -54,6 +55,21 @@ def test_every_message_is_counted_in_the_state_that_it_is_in(shell: CommandLine,
     assert 0 < seen["leader"]["lease_ms"] <= 60_000
     assert 0 <= seen["oldest_undone_ms"] < 60_000
     assert seen["problems"] == []
+
+
+def test_a_message_for_which_its_ticket_waits_is_counted_as_delayed_alone(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    ids = lane.add("A", "A", "B", "C", "C", "C")
+    lane.read()
+    # A waits for its first message, C for its second one, when the first has had its retry.
+    lane.hold_back("A", ids[0], 1, 60_000, HELD)
+    lane.hold_back("C", ids[3], 2, 60_000, f'ValueError: "{HELD}"')
+    due_ms = int(ids[0].partition("-")[0]) + 60_000
+    lane.redis.zadd(lane.keys.holding, {member_of(ids[0]): due_ms, member_of(ids[4]): due_ms})
+    seen = shell.json("status")
+    counted = {name: seen[name] for name in ("waiting", "awaiting_retry", "delayed", "holding")}
+    assert counted == {"waiting": 3, "awaiting_retry": 1, "delayed": 2, "holding": 2}
+    assert shell.json("subscription", "list")["subscriptions"][0].items() >= {**counted, "undone": 6}.items()
 
 
 def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
