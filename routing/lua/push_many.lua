@@ -17,6 +17,7 @@
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
 -- shared: is_lost
+-- shared: pushed_fields
 
 local layout = redis.pcall('GET', KEYS[1]) or ''
 if layout ~= ARGV[1] or layout == '' and is_lost(KEYS[2], ARGV[4], ARGV[5]) then
@@ -35,21 +36,10 @@ for i = 2, #KEYS do
   -- A key that is no stream is refused here. Later, messages for other streams would be in.
   call('XLEN', KEYS[i])
 end
-local suffixes = {}
-for suffix in ARGV[2]:gmatch('%S+') do
-  suffixes[#suffixes + 1] = suffix
-end
-local names = {}
-for name in ARGV[7]:gmatch('%S+') do
-  names[#names + 1] = name
-end
-local now
-if #names > 0 then
-  local time = redis.pcall('TIME')
-  if time.err then
-    return {'ERR'}
-  end
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
+local suffixes, names = words(ARGV[2]), words(ARGV[7])
+local now = #names == 0 or time_ms()
+if not now then
+  return {'ERR'}
 end
 local number = 0
 for i = 8, #ARGV, 2 + #names do
@@ -59,23 +49,7 @@ for i = 8, #ARGV, 2 + #names do
   if #names == 0 then
     id = call('XADD', KEYS[2 + at], '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1])
   else
-    local fields = {'ticket_id', ARGV[i], 'task', task}
-    for j, name in ipairs(names) do
-      local value = ARGV[i + 1 + j]
-      local sign = value:sub(1, 1)
-      if sign == '=' then
-        value = value:sub(2)
-      elseif sign == '+' then
-        value = ('%.0f'):format(now + value)
-      end
-      if value ~= '' then
-        fields[#fields + 1] = name
-        fields[#fields + 1] = value
-      end
-    end
-    fields[#fields + 1] = 'payload'
-    fields[#fields + 1] = ARGV[i + 1]
-    id = call('XADD', KEYS[2 + at], '*', unpack(fields))
+    id = call('XADD', KEYS[2 + at], '*', unpack(pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now, 0)))
   end
   ids[number] = id .. (suffixes[1 + at] or '')
 end

@@ -22,6 +22,7 @@
 -- Bound: O(messages), which the caller keeps to 500 and 1 MiB, or one message that is larger.
 
 -- shared: is_lost
+-- shared: pushed_fields
 
 local noted = redis.call('HGET', KEYS[2], ARGV[6])
 if noted and noted ~= '' then
@@ -40,45 +41,21 @@ for i = 3, #KEYS do
   -- A key that is no stream is refused here. Later, messages for other streams would be in.
   call('XLEN', KEYS[i])
 end
-local names = {}
-for name in ARGV[10]:gmatch('%S+') do
-  names[#names + 1] = name
+local suffixes, names = words(ARGV[2]), words(ARGV[10])
+local now = #names == 0 or time_ms()
+if not now then
+  return {'ERR'}
 end
 local messages = {}
-local now
-if #names > 0 then
-  local time = redis.pcall('TIME')
-  if time.err then
-    return {'ERR'}
-  end
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
 for i = 11, #ARGV, 2 + #names do
-  local fields = {'ticket_id', ARGV[i], 'task', task}
-  for j, name in ipairs(names) do
-    local value = ARGV[i + 1 + j]
-    local sign = value:sub(1, 1)
-    if sign == '=' or sign == '+' then
-      if sign == '=' and tonumber(value:sub(2)) < now then
-        return {'PAST'}
-      end
-      value = sign == '=' and value:sub(2) or ('%.0f'):format(now + value)
-    end
-    if value ~= '' then
-      fields[#fields + 1] = name
-      fields[#fields + 1] = value
-    end
+  local fields = pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now, now)
+  if not fields then
+    return {'PAST'}
   end
-  fields[#fields + 1] = 'payload'
-  fields[#fields + 1] = ARGV[i + 1]
   messages[#messages + 1] = fields
 end
 call('HSET', KEYS[2], ARGV[6], '')
 call('EXPIRE', KEYS[2], ARGV[8])
-local suffixes = {}
-for suffix in ARGV[2]:gmatch('%S+') do
-  suffixes[#suffixes + 1] = suffix
-end
 local ids = {}
 for number, fields in ipairs(messages) do
   local at = places == '' and 0 or places:byte(2 * number - 1) * 256 + places:byte(2 * number)
