@@ -5,7 +5,8 @@ The names below are the public API. The rooms:
 - ``wire``: talking to the server. ``read``, ``write``: the two directions of the data source ``redisstream``, which is
   ``source``. ``states``: the other one, ``redisstate``, which is ``state_source``.
 - ``job``: what all programs need. ``pushing``, ``archiving``, ``reporting``: what one of them does.
-- ``push``, ``archive``, ``report``, ``replay``, ``incidents``, ``generate``: programs. Each imports ``start`` first.
+- ``push``, ``archive``, ``report``, ``replay``, ``incidents``, ``compare``, ``generate``: programs. Each imports
+  ``start`` first.
 
 Imports run one way: programs → ``reporting`` → ``archiving`` → ``job`` → ``source``, ``state_source`` → ``states`` →
 ``read``, ``write`` → ``wire``; ``pushing`` stands beside ``archiving``. The public names are loaded on first use:

@@ -1,8 +1,8 @@
-"""Keeps the current state of each incident, event by event, in the Redis hash ``incident:<ticket>``.
+"""Keeps the current state of each incident, event by event, in ``self.ticket.state``.
 
 The task needs no lock and no transaction of its own. The bridge hands it the events of one incident in order and one
-at a time, and applies ``self.ticket.effects`` in the same atomic step as the task's success: an event whose worker died
-runs again on the state before it, and an event that succeeded never runs again.
+at a time, reads the state before each, and saves it in the same atomic step as the task's success: an event whose
+worker died runs again on the state before it, and an event that succeeded never runs again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 from zlib import crc32
-
-from redis import Redis
 
 from bridge.app.task import TicketTask
 from bridge.stack.demo.follow_ups import FIRST, FOLLOW_UP_S, SECOND, has_follow_ups
@@ -35,7 +32,7 @@ class OutOfOrder(Exception):
     """An event does not follow the last one of its incident: the bridge broke its promise."""
 
 
-@app.task(bind=True, ignore_result=True)
+@app.task(bind=True, bridge_state=True, ignore_result=True)
 def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> None:
     """Applies one event of an incident log to the incident's state. Raises `OutOfOrder`."""
     if self.ticket is None:
@@ -44,13 +41,11 @@ def record_event(self: TicketTask, ticket_id: str, payload: dict[str, Any]) -> N
         # A follow-up, which is due some time after the first event: somebody should look at the incident again.
         self.ticket.effects.rpush(f"follow_ups:{ticket_id}", payload["seq"])
         return
-    key = f"incident:{ticket_id}"
-    state: Any = database().hgetall(key)
+    state = self.ticket.state
     expected = int(state.get("seq", 0)) + 1
     if int(payload["seq"]) != expected:
         raise OutOfOrder(f"incident {ticket_id} got event {payload['seq']} where event {expected} was due")
-    changed: dict[Any, str] = fold(state, payload)
-    self.ticket.effects.hset(key, mapping=changed)
+    state.update(fold(state, payload))
     if FIRST_DUE_S and expected == 1 and has_follow_ups(ticket_id):
         for number in (SECOND, FIRST):
             # The key: an event whose worker died runs again, and pushes no other follow-up.
@@ -93,12 +88,6 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
 def line_of(event: Mapping[str, Any]) -> str:
     """An event as one line: its number, status, group and time."""
     return "|".join(_parts(event))
-
-
-@cache
-def database() -> Redis:
-    """This process's own client. Made at the first event, so after the pool forked: connections must not be shared."""
-    return Redis.from_url(app.conf.broker_url, decode_responses=True)
 
 
 def _parts(event: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -26,7 +26,6 @@ FOREIGN_KEYS = (
     "celery",
     "unacked*",
     f"{EFFECTS}*",
-    "incident:*",
 )
 PAGE = 2000
 

@@ -19,6 +19,7 @@ import click
 import orjson
 from redis import Redis
 
+from bridge.routing.keys import LaneKeys
 from bridge.stack.demo.verdict import compare_states
 from bridge.stack.stopping import StopRequest
 from bridge.testing.nodes.process import ROOT
@@ -38,6 +39,8 @@ GENERATED_AT_MOST = 150_000
 #: Messages pushed and not settled, at most.
 BACKLOG = 3000
 CHUNK = 1000
+#: The lane of `tasks`, under which the states are kept.
+STATES = LaneKeys("ticket_stream", "concurrency_stream_group")
 
 
 @click.command()
@@ -161,8 +164,9 @@ def _compare(redis: Redis, states: Path, result: Result) -> tuple[int, int, list
         chunk = whole[start : start + CHUNK]
         with redis.pipeline(transaction=False) as pipe:
             for ticket in chunk:
-                pipe.hgetall(f"incident:{ticket}")
-            actual.update(zip(chunk, pipe.execute(), strict=True))
+                pipe.hgetall(STATES.state(ticket))
+            for ticket, found in zip(chunk, pipe.execute(), strict=True):
+                actual[ticket] = {name: orjson.loads(value) for name, value in found.items()}
     equal, differences = compare_states(expected, actual)
     return len(expected), equal, differences
 

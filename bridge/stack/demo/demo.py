@@ -4,6 +4,7 @@
 2. Spark pushes the log; the workers handle it meanwhile.
 3. When 40 % of the work of all subscriptions is done, one worker gets SIGKILL, and another one is started.
 4. When everything is handled, the ledger of executions and the states in Redis are compared with what Spark computed.
+   Spark itself compares the states, too, in the table of `redisstate`.
 
 One incident of fifty gets two follow-ups, which are delayed messages: the verdict says whether they came in time and in
 order. The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from bridge.link.connections import UNAVAILABLE
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.keys import LaneKeys
 from bridge.routing.records import parse
 from bridge.stack.child import Child
 from bridge.stack.demo.follow_ups import FOLLOW_UP_S, has_follow_ups, judge_follow_ups
@@ -262,6 +264,7 @@ class Demo:
             trail = TrailVerdict(of_trail.done, of_trail.dead, judge(everything.of(TRAIL), events, killed), complete)
             problems += [f"audit trail: {line}" for line in trail.findings.examples] + incomplete
         equal, differences = compare_states(expected, self._actual_states(list(expected)))
+        read_by_spark = self._compare_in_spark(problems)
         follow_ups = judge_follow_ups(ledger, events, FIRST_DUE_S)
         return DemoVerdict(
             messages=sum(events.values()) + follow_ups.wanted,
@@ -270,6 +273,7 @@ class Demo:
             dead=counts.dead,
             findings=findings,
             states_equal=equal,
+            states_read_by_spark=read_by_spark,
             problems=(*problems, *findings.examples, *differences, *self._dead_letters()),
             reroute=time_to_reroute(ledger, kill.interrupted, processes, kill.at_ns),
             killed=kill.name,
@@ -292,14 +296,35 @@ class Demo:
 
     def _actual_states(self, tickets: list[str]) -> dict[str, dict[str, str]]:
         states: dict[str, dict[str, str]] = {}
+        # Of a split stream the states are kept under the name of the whole.
+        keys = LaneKeys(self._stream, self._lanes[0].keys.group)
         for start in range(0, len(tickets), CHUNK):
             chunk = tickets[start : start + CHUNK]
             with self.stack.redis.pipeline(transaction=False) as pipe:
                 for ticket in chunk:
-                    pipe.hgetall(f"incident:{ticket}")
+                    pipe.hgetall(keys.state(ticket))
                 for ticket, found in zip(chunk, pipe.execute(), strict=True):
-                    states[ticket] = {name.decode(): value.decode() for name, value in found.items()}
+                    states[ticket] = {name.decode(): orjson.loads(value) for name, value in found.items()}
         return states
+
+    def _compare_in_spark(self, problems: list[str]) -> int:
+        """How many incidents have the expected state in the table that Spark reads (`redisstate`)."""
+        result: dict[str, Any] = {}
+        spark_log = self.stack.plan.directory / "spark-compare.log"
+        job = self.stack.start_job(
+            "compare",
+            "bridge.spark.compare",
+            *(str(self.states_file), "--url", self.stack.server.url, "--stream", self._stream),
+            *("--group", self._lanes[0].keys.group, "--progress", "json", "--spark-log", str(spark_log)),
+            "--any-result",
+            on_line=lambda line: result.update(orjson.loads(line)),
+        )
+        with self._console.status("Spark reads the states"):
+            self._await(job)
+        problems += [f"state of {ticket} as Spark reads it: not the expected one" for ticket in result["differences"]]
+        if result["other"]:
+            problems.append(f"Spark reads the states of {result['other']} tickets that have no events")
+        return int(result["equal"])
 
     def _actual_trails(self, tickets: list[str]) -> dict[str, list[bytes]]:
         trails: dict[str, list[bytes]] = {}

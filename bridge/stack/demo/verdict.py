@@ -80,6 +80,8 @@ class DemoVerdict:
     killed: str | None = None
     #: Length of a worker's lease, in seconds: the bound of ``reroute``.
     lease_s: float = 0.0
+    #: The same as ``states_equal``, of the states in the table that Spark reads. None: it was not asked.
+    states_read_by_spark: int | None = None
     #: None: the app has no audit trail.
     trail: TrailVerdict | None = None
     #: None: there are none.
@@ -88,7 +90,9 @@ class DemoVerdict:
     @property
     def ok(self) -> bool:
         """Whether the promise was kept, by all subscriptions."""
-        complete = self.done == self.messages and self.dead == 0 and self.states_equal == self.tickets
+        complete = self.done == self.messages and self.dead == 0
+        complete = complete and self.states_equal == self.tickets
+        complete = complete and self.states_read_by_spark in (None, self.tickets)
         follow_ups_ok = self.follow_ups is None or self.follow_ups.ok
         return complete and self.findings.clean and self.trail_ok and follow_ups_ok and not self.problems
 

@@ -30,6 +30,13 @@ def verdict_table(verdict: DemoVerdict) -> Table:
     row("dead", verdict.dead, 0)
     row("repeated", findings.repeated, None, "what the killed worker was running may run again")
     row("states as Spark's", verdict.states_equal, verdict.tickets, f"of {verdict.tickets:,}")
+    if verdict.states_read_by_spark is not None:
+        row(
+            "read by Spark",
+            verdict.states_read_by_spark,
+            verdict.tickets,
+            f"of {verdict.tickets:,} equal in the table redisstate",
+        )
     if (trail := verdict.trail) is not None:
         faults = [(trail.findings.lost, "lost"), (trail.findings.reordered, "reordered")]
         faults += [(trail.findings.overlapped, "overlapped"), (trail.findings.unexpected, "unexpected")]

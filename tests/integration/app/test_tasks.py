@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def push(server: EmbeddedServer, ticket: str, *events: dict[str, str]) -> None:
 
 def state_of(server: EmbeddedServer, ticket: str) -> State:
     with server.client(decode_responses=True) as client:
-        found: Any = client.hgetall(f"incident:{ticket}")
-        return dict(found)
+        found: Any = client.hgetall(KEYS.state(ticket))
+        return {name: json.loads(value) for name, value in found.items()}
 
 
 def folded(*events: dict[str, str]) -> State:

@@ -64,7 +64,7 @@ class TestWithSpark:
         later = verdict["follow_ups"]
         assert (later["wanted"], later["came"], later["early"], later["reordered"]) == (FOLLOW_UPS, FOLLOW_UPS, 0, 0)
         assert verdict["messages"] == verdict["done"] == EVENTS + FOLLOW_UPS
-        assert verdict["tickets"] == verdict["states_equal"] == TICKETS
+        assert verdict["tickets"] == verdict["states_equal"] == verdict["states_read_by_spark"] == TICKETS
         faults = ("lost", "reordered", "overlapped", "unexpected", "dead")
         assert [verdict[fault] for fault in faults] == [0] * len(faults)
         assert verdict["killed"] in ("w1", "w2")
@@ -94,6 +94,7 @@ class TestWithSpark:
         assert run.wait(timeout_s=240) == 0, run.logs()
         verdict = verdict_of(yard)
         assert (verdict["done"], verdict["states_equal"]) == (EVENTS + FOLLOW_UPS, TICKETS)
+        assert verdict["states_read_by_spark"] == TICKETS
         assert (verdict["trail"]["done"], verdict["trail"]["complete"]) == (EVENTS + FOLLOW_UPS, TICKETS)
         assert verdict["follow_ups"]["came"] == FOLLOW_UPS
 
@@ -153,7 +154,7 @@ class TestWithSpark:
         assert verdict["lost"] == 1
         assert verdict["reordered"] >= 2
         changed = any(row["src_row"] == "1" for row in last.values())
-        assert verdict["states_equal"] == TICKETS - changed
+        assert verdict["states_equal"] == verdict["states_read_by_spark"] == TICKETS - changed
         said = run.logs()
         assert "wrong: lost: INC0000002 event 1 never succeeded" in said
         assert "wrong: reordered: INC0000003 event 9999 succeeded after event 1" in said

@@ -124,10 +124,10 @@ class TestTheVerdictIsRed:
         assert found.unexpected == 2
         assert not found.clean
 
-    @pytest.mark.parametrize("fault", ["dead", "done", "states_equal", "problems"])
+    @pytest.mark.parametrize("fault", ["dead", "done", "states_equal", "states_read_by_spark", "problems"])
     def test_for_everything_that_the_ledger_does_not_show(self, fault: str) -> None:
         good = {"messages": 9, "tickets": 3, "done": 9, "dead": 0, "states_equal": 3, "findings": Findings()}
-        worse = {"dead": 1, "done": 8, "states_equal": 2, "problems": ("something",)}
+        worse = {"dead": 1, "done": 8, "states_equal": 2, "states_read_by_spark": 2, "problems": ("something",)}
         assert DemoVerdict(**good).ok  # type: ignore[arg-type]
         assert not DemoVerdict(**{**good, fault: worse[fault]}).ok  # type: ignore[arg-type]
 
