@@ -77,8 +77,8 @@ class Limited:
             raise self._too_large()
 
     def _check_host(self, scope: Scope) -> None:
-        """Without tokens, only this machine may call, and a page in its browser is not meant: a name that a foreign
-        server resolves to the loopback address is refused.
+        """Without tokens only programs of this machine may call, and no page in its browser. Such a page would use a
+        host name that a foreign server resolves to the loopback address. So other names are refused.
         """
         if not self.site.access.is_open:
             return

@@ -1,8 +1,9 @@
 """HTTP consumers register, renew their leases, and leave.
 
 A consumer serves all lanes of one subscription, with one incarnation: it registers in all of them in one step, and when
-the lease of one lane is over, the incarnation is over. A name has one living incarnation, as among Celery workers: who
-registers under a name whose lease holds waits until it is over, and is refused when it goes on being renewed.
+the lease of one lane is over, the incarnation is over. A name has one living incarnation, as among Celery workers. A
+registration under a name whose lease holds waits until the lease is over. It is refused when the lease is renewed
+meanwhile.
 """
 
 from __future__ import annotations

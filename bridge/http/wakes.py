@@ -1,4 +1,4 @@
-"""Wakes long polls: one connection of a server hears on the lanes' channels which consumers were sent something.
+"""Wakes long polls: one connection of a server listens on the lanes' channels, which name consumers with new messages.
 
 It is opened with the first long poll, and closed when there has been none for a while. While it is not there, the polls
 look again by themselves (`Wakes.look_again_s`).
