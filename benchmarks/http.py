@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
+from urllib.request import urlopen
 
 import click
 import orjson
@@ -75,6 +76,7 @@ class Figures:
 
     rate: float
     master_us: float
+    port_us: float
     server_us: float
     consumers_us: float
     idle_p50_ms: float
@@ -90,6 +92,8 @@ def run(consumers: int, most: int, messages: int, samples: int) -> Figures:
         stack.start("master", "-m", "bridge", *arguments)
         stack.wait(lambda: bool(stack.redis.exists(KEYS.leader)), "a leader", 30.0)
         _push(stack, messages)
+        wait_for_port(stack, port)
+        stack.count_children("port", "master")
 
         def done() -> int:
             return int(stack.redis.hget(KEYS.counts, "done") or 0)
@@ -115,11 +119,25 @@ def run(consumers: int, most: int, messages: int, samples: int) -> Figures:
         return Figures(
             rate=count / took,
             master_us=(after["master"] - used["master"]) / count * 1e6,
+            port_us=(after["port"] - used["port"]) / count * 1e6,
             server_us=(after["server"] - used["server"]) / count * 1e6,
             consumers_us=(own_after - own) / count * 1e6,
             idle_p50_ms=percentile(waits, 50),
             idle_p99_ms=percentile(waits, 99),
         )
+
+
+def wait_for_port(stack: Stack, port: int) -> None:
+    """Returns when a master answers at ``port``."""
+
+    def answers() -> bool:
+        try:
+            with urlopen(f"http://{HOST}:{port}/api/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    stack.wait(answers, "the port", 30.0)
 
 
 def _push(stack: Stack, messages: int) -> None:
@@ -168,7 +186,8 @@ def main(consumers: int, most: int, messages: int, samples: int) -> None:
     figures = run(consumers, most, messages, samples)
     click.echo(f"{figures.rate:,.0f} messages/s by {consumers} consumers with max={most} (goal: 2,000)")
     click.echo(
-        f"processor time per message: master {figures.master_us:.0f} µs, server {figures.server_us:.0f} µs, "
+        f"processor time per message: master {figures.master_us:.0f} µs, port "
+        f"{figures.port_us:.0f} µs, server {figures.server_us:.0f} µs, "
         f"all consumers {figures.consumers_us:.0f} µs"
     )
     click.echo(

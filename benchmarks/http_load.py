@@ -1,9 +1,9 @@
 """What a port costs the leader: how fast it dispatches, and its processor time, without the port and under load on it.
 
 The consumers of the lane's messages are simulated. The load is on the port of the master that leads (``here``), or on
-that of one that stands by (``beside``): both cost the machine alike, and only the first shares its interpreter with the
-leader. So ``here`` against ``beside`` is what the sharing costs. Ratios within one run say more than figures, and the
-processor time of the leader's thread more than the clock. ``python -m benchmarks.http_load --help``.
+that of one that stands by (``beside``): both cost the machine alike. So ``here`` against ``beside`` is what the port
+costs the leader beyond the processors that it uses. Ratios within one run say more than figures, and the processor time
+of the leader's thread more than the clock. ``python -m benchmarks.http_load --help``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
 
 import click
 
 from benchmarks.dispatch import CONSUMERS, SLOTS, TICKETS
 from benchmarks.feed import items, push
+from benchmarks.http import wait_for_port
 from benchmarks.http_callers import READY
 from benchmarks.results import Metrics
 from benchmarks.stack import KEYS, Stack
@@ -46,7 +46,7 @@ FROM, TO = 0.1, 0.95
 
 @dataclass(frozen=True)
 class Case:
-    """Where the port is, and the load on it; ""\\: none."""
+    """Where the port is, and the load on it; without one: none."""
 
     port: str
     load: str = ""
@@ -74,7 +74,7 @@ def run(case: Case, messages: int) -> Metrics:
         began = time.monotonic()
         if case.load:
             kind, count = LOADS[case.load]
-            _wait_for_port(stack, port)
+            wait_for_port(stack, port)
             stack.start("load", "-m", "benchmarks.http_callers", stack.server.url, str(port), kind, str(count))
             stack.wait(lambda: bool(stack.redis.exists(READY)), "the load", 900.0)
         ready_s = time.monotonic() - began
@@ -92,17 +92,6 @@ def run(case: Case, messages: int) -> Metrics:
             "masters_us": (after["master"] - cpu["master"]) / count * 1e6,
             "ready_s": ready_s,
         }
-
-
-def _wait_for_port(stack: Stack, port: int) -> None:
-    def answers() -> bool:
-        try:
-            with urlopen(f"http://{HOST}:{port}/api/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    stack.wait(answers, "the port", 30.0)
 
 
 def _leaders_thread(stack: Stack, pid: int) -> int:

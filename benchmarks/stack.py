@@ -142,6 +142,10 @@ class Stack:
                 self._ended.append(self._processes.pop(i)[1])
                 return
 
+    def count_children(self, role: str, of: str) -> None:
+        """Counts what the processes of ``of`` have started by now as ``role``."""
+        self._roles[role] = [child for one in self._roles[of] for child in one.children(recursive=True)]
+
     def process(self, role: str) -> psutil.Process:
         """The first process of ``role``."""
         return self._roles[role][0]

@@ -4,12 +4,14 @@ sentinels.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from bridge.routing.address import normalised, sentinels_of
@@ -44,6 +46,41 @@ class _Leaving:
             self._left = False
             await self.disconnect()  # type: ignore[attr-defined]
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+
+class FairPool(BlockingConnectionPool):
+    """Callers get a connection in the order in which they asked for one.
+
+    redis-py's own pool gives a free connection to a caller that comes at the right moment, before those that wait. So
+    when some ask again at once, another one may wait until its time is over.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turns = asyncio.Semaphore(self.max_connections)
+        self._given: set[Any] = set()
+
+    async def get_connection(self, *_args: Any, **_options: Any) -> Any:
+        try:
+            await asyncio.wait_for(self._turns.acquire(), self.timeout)
+        except TimeoutError:
+            raise RedisConnectionError("No connection available.") from None
+        try:
+            found = await super().get_connection()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._turns.release()
+            raise
+        self._given.add(found)
+        return found
+
+    async def release(self, connection: Any) -> None:
+        try:
+            await super().release(connection)
+        finally:
+            # A connection that could not be made is released before it was given.
+            if connection in self._given:
+                self._given.discard(connection)
+                self._turns.release()
 
 
 class _Plain(_Leaving, Connection):
@@ -99,6 +136,6 @@ def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
     else:
         options["socket_keepalive"] = True
         options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
-    pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=timeout_s, **options)
+    pool = FairPool.from_url(url, max_connections=CONNECTIONS, timeout=timeout_s, **options)
     pool.connection_kwargs.update(protocol=2, decode_responses=False)
     return Redis.from_pool(pool)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, subscriptions_of
 from bridge.http.incarnations import Incarnation, lease_over
 from bridge.http.problems import Problem, unavailable
@@ -41,10 +42,19 @@ class Registry:
     def __init__(self, site: Site, incarnations: Incarnations) -> None:
         self._site = site
         self._incarnations = incarnations
+        #: The layout and the versions that `_of_layout` was made of.
+        self._made_of: tuple[object, ...] = ()
+        self._of_layout: Mapping[str, Sequence[AppLane]] = {}
+
+    def _subscriptions(self) -> Mapping[str, Sequence[AppLane]]:
+        bridge = bridge_of(self._site.app)
+        if (made_of := (bridge.layout, bridge.follows)) != self._made_of:
+            self._of_layout, self._made_of = subscriptions_of(self._site.app), made_of
+        return self._of_layout
 
     def lanes_of(self, subscription: str | None) -> Sequence[AppLane]:
         """The lanes of a subscription; None: of the only one. Raises `Problem`."""
-        found = subscriptions_of(self._site.app)
+        found = self._subscriptions()
         known = ", ".join(found)
         if subscription is None:
             if len(found) > 1:
@@ -149,7 +159,7 @@ class Registry:
 
     def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
         """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
-        lanes = subscriptions_of(self._site.app).get(incarnation.subscription, ())
+        lanes = self._subscriptions().get(incarnation.subscription, ())
         if {lane.settings.stream for lane in lanes} != set(incarnation.streams):
             # The stream has another layout.
             return LEAVE

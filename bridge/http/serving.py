@@ -1,15 +1,14 @@
-"""Serves the application on a thread of a master's process, with an event loop of its own.
+"""Serves the application on a thread with an event loop of its own, in the process of the port (`bridge.http.process`).
 
-The leader's loop shares nothing with it but the interpreter. A connection to Redis that is lost is made again by the
-next request. When the master stops, no new connection is accepted, long polls answer at once, and what is left after
-`STOP_S` is cut off.
+A connection to Redis that is lost is made again by the next request. When the master stops, no new connection is
+accepted, long polls answer at once, and what is left after `STOP_S` is cut off.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ from bridge.app.installed import bridge_of
 from bridge.http.access import Access
 from bridge.http.application import make_application
 from bridge.http.connections import IDLE_S, Connection
+from bridge.http.layouts import follow_layout
 from bridge.http.limits import HEADER_BYTES
 from bridge.http.options import BACKLOG
 from bridge.http.site import Site
@@ -36,10 +36,8 @@ logger = get_logger(__name__)
 
 #: Longest time that requests get to end when the master stops, in seconds.
 STOP_S = 3
-#: File descriptors that a master needs beside those of HTTP connections.
+#: File descriptors that the process needs beside those of HTTP connections.
 OWN_FILES = 256
-#: As in `bridge.master.process`: the longest time for which this thread keeps the interpreter from a leader's loop.
-SWITCH_S = 0.0001
 
 
 class HttpServer:
@@ -48,10 +46,11 @@ class HttpServer:
     Raises `ConfigurationError` and `PortInUse`, one line each.
     """
 
-    def __init__(self, app: Celery, options: HttpOptions, announce: Callable[[str], None] = print) -> None:
+    def __init__(self, app: Celery, options: HttpOptions) -> None:
         self._app = app
         self._options = options
-        self._announce = announce
+        #: Called on the server's thread when it has ended.
+        self.on_end: Callable[[], None] = lambda: None
         self._access = Access(options.tokens)
         if self._access.is_open and not options.address.is_loopback:
             raise ConfigurationError(
@@ -74,15 +73,18 @@ class HttpServer:
         """How many long polls are open."""
         return 0 if self._server is None else self._server.site.polls
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, _, _ = str(self._options.address).rpartition(":")
+        return f"{self._options.scheme}://{host}:{self.port}"
+
     def start(self) -> None:
         """Starts to serve."""
-        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         settings = bridge_of(self._app).settings
         most = _raised_limit(settings.http_max_connections)
         site = Site(self._app, self._access)
         self._server = _Server(self._config(site, most), site)
-        host, _, _ = str(self._options.address).rpartition(":")
-        self._announce(f"http: listening on {self._options.scheme}://{host}:{self.port}")
         self._thread.start()
 
     def stop(self) -> None:
@@ -94,10 +96,14 @@ class HttpServer:
         """Reads the tokens again. Safe in a signal handler of the main thread."""
         self._access.reload()
 
+    def close(self) -> None:
+        """Gives the address up in this process. Another one serves, or nobody does."""
+        self._socket.close()
+
     def join(self) -> None:
         """Waits until the server has stopped."""
         if self._server is None:
-            self._socket.close()
+            self.close()
         else:
             self._thread.join(STOP_S + 2)
 
@@ -127,19 +133,27 @@ class HttpServer:
         try:
             self._server.run(sockets=[self._socket])
         except BaseException:
-            # The lanes are led on. A load balancer sees that nothing answers.
-            logger.exception("the HTTP server ended; this master goes on without it, until it is started again")
+            logger.exception("the HTTP server ended")
+        finally:
+            self.on_end()
 
 
 class _Server(uvicorn.Server):
-    """Tells the long polls to answer before it waits for them."""
+    """Follows the layout while it serves. Tells the long polls to answer before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, site: Site) -> None:
         super().__init__(config)
         self.site = site
+        self._following: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._following = asyncio.create_task(follow_layout(self.site.app))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.site.stop()
+        if self._following is not None:
+            self._following.cancel()
         await super().shutdown(sockets)
 
 

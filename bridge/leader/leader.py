@@ -445,9 +445,10 @@ class Leader:
             self._place.look()
         # Someone may have set the group back by hand. No blocking read reports that.
         self._more = True
+        ended = time.monotonic()
+        self.lease_watch.rests_until = ended + CHECK_REST * (ended - began)
         if self.lease_watch.look_at == due:
-            ended = time.monotonic()
-            self.lease_watch.look_at = max(due, ended + CHECK_REST * (ended - began))
+            self.lease_watch.look_at = max(due, self.lease_watch.rests_until)
         # Else a lease ends before that, or a heartbeat is missing.
 
     def _read_entries(self, batch: Batch) -> None:

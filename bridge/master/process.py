@@ -12,8 +12,8 @@ lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
 4. When all lanes have ended, the thread of the heartbeats ends, and the master prints "stopped".
 
-A server that runs beside the lanes (``bridge run --http``) starts before them, is asked to stop in step 1, and is
-waited for in step 4.
+A server beside the lanes (``bridge run --http``), which has a process of its own, starts before them, is asked to stop
+in step 1, and is waited for in step 4.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ RETRY_S = 0.5
 
 
 class Server(Protocol):
-    """A server in a master's process, on threads of its own."""
+    """A server that starts and ends with a master."""
 
     def start(self) -> None:
-        """Starts to serve."""
+        """Starts to serve. No thread of the master runs yet."""
 
     def stop(self) -> None:
         """Asks it to stop. Safe in a signal handler."""

@@ -84,10 +84,10 @@ def run(
 
     server = None
     if options is not None:
-        from bridge.http.serving import HttpServer
+        from bridge.http.process import HttpProcess
 
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        server = HttpServer(target.app, options, click.echo)
+        server = HttpProcess(target.app, options, click.echo)
     run_master(target.app, click.echo, lanes, server)
 
 

@@ -61,6 +61,9 @@ class LeaseWatch:
         self._lost_runs = lost_runs
         #: When to check the leases next (monotonic seconds).
         self.look_at = 0.0
+        #: Until when consumers that join wait for the next check. A check costs time for each consumer, so a thousand
+        #: that join one after the other must not cost a thousand checks.
+        self.rests_until = 0.0
         #: Names of consumers whose heartbeats are missing. Another thread adds them.
         self.silent: set[str] = set()
         #: No lease counts as over before this time (monotonic seconds).
@@ -142,7 +145,7 @@ class LeaseWatch:
         self.look_within(0)
 
     def _joined(self, _notice: Notice, _batch: Batch) -> None:
-        self.look_within(0)
+        self.look_within(max(0.0, self.rests_until - time.monotonic()))
 
     def _gone(self, notice: Notice, _batch: Batch) -> None:
         # Its pool had finished: no message was cut off.

@@ -103,7 +103,7 @@ def port_of(
     app: Celery, *, tokens: Path | None = None, certificate: Certificate | None = None, address: str = f"{HOST}:0"
 ) -> Iterator[Port]:
     """Serves ``app`` within the block."""
-    server = HttpServer(app, HttpOptions(read_address(address), tokens, certificate), lambda _line: None)
+    server = HttpServer(app, HttpOptions(read_address(address), tokens, certificate))
     server.start()
     try:
         yield Port(server.port, server=server)

@@ -7,6 +7,7 @@ import ssl
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import trustme
 
@@ -38,6 +39,34 @@ def test_a_master_ends_in_time_with_clients_that_wait(nodes: NodeYard) -> None:
     assert time.monotonic() - began < 8
     assert "stopped" in master.logs()
     assert "Traceback" not in master.logs()
+
+
+def test_a_process_of_the_port_that_is_killed_is_started_again_and_all_end_with_their_master(nodes: NodeYard) -> None:
+    port = Port(free_port())
+    master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port.number}"), ready_text="leading")
+
+    def serving() -> psutil.Process:
+        """The keeper's child."""
+        [keeper] = psutil.Process(master.pid).children()
+        [found] = keeper.children()
+        return found
+
+    def answers() -> bool:
+        try:
+            return port.get("/api/health").status == 200
+        except OSError:
+            return False
+
+    wait_until(answers, description="the port to answer")
+    first = serving()
+    first.kill()
+    wait_until(lambda: answers() and serving().pid != first.pid, description="another process to answer")
+    assert "the process of the HTTP port ended; it is started again" in master.logs()
+    family = psutil.Process(master.pid).children(recursive=True)
+    master.kill_main()
+    assert not psutil.wait_procs(family, timeout=20)[1]
+    with pytest.raises(ConnectionRefusedError):
+        port.get("/api/health")
 
 
 def test_it_speaks_tls(valkey: EmbeddedServer, tmp_path: Path, authority: trustme.CA) -> None:

@@ -64,7 +64,8 @@ def url(stub: Stub) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_POST = do_GET
+        def do_POST(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -101,7 +102,7 @@ def handled(url: str, stub: Stub, handler: Any) -> dict[str, dict[str, Any]]:
 def test_what_has_expired_is_dead_and_its_handler_is_not_called(url: str, stub: Stub) -> None:
     stub.add("expired", expires_ms=NOW_MS)
     stub.add("in time", expires_ms=NOW_MS + 3_600_000)
-    found = handled(url, stub, lambda message: None)
+    found = handled(url, stub, lambda _message: None)
     assert (found["expired"]["outcome"], found["expired"]["error"]) == ("dead", EXPIRED)
     assert found["in time"]["outcome"] == "done"
 
