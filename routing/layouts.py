@@ -2,10 +2,10 @@
 
 The stored layout rules over what an app sets. Every push compares it in the step that adds the messages. A stream
 without a stored layout has one partition, unless it has partitions all the same: then the layout was *lost*, by
-FLUSHALL or DEL. Who knows a lost layout stores it again (`restore_layout`): masters look for it, producers meet it. A
-layout after the first one (`bridge stream repartition`) has a copy, which everybody can find. Of
-a retired stream a note takes the place of the layout, so that every push is refused. Spark's executors use this module:
-they need not have orjson.
+FLUSHALL or DEL. A process that knows a lost layout stores it again (`restore_layout`): masters look for it, producers
+notice it when they push. A layout after the first one (`bridge stream repartition`) has a copy under another key. When
+a stream is retired, a note takes the place of its layout, so that every push is refused. Spark's executors use this
+module: they need not have orjson.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def retired_among(client: Redis, streams: Sequence[str]) -> dict[str, Retired]:
     for reply in stored:
         if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
             raise reply
-    # A key of another type is no note. Who goes by the layout says so.
+    # A key of another type is no note. The code that reads the layout reports it.
     notes = {
         name: retired_in(None if isinstance(text, Exception) else text)
         for name, text in zip(streams, stored, strict=True)

@@ -37,7 +37,7 @@ class Layout:
 
     ``generation``: 0 for the first layout of a stream. Each later one has streams of its own. ``since_ms``: Unix time.
     ``text``: as it is stored; "": nothing is stored. ``older``: the layout before, while its partitions are followed.
-    ``leaving``: the layout before, when they are not any more, and still have keys.
+    ``leaving``: the layout before, when its partitions are followed no more, and still have keys.
     """
 
     partitions: int = 1

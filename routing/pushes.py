@@ -1,8 +1,8 @@
 """The transitions of a writer from outside, such as Spark: rows into the stream, each once, and never into a full one.
 
-The scripts' headers say what each keeps. A writer sends many chunks without waiting for each other's replies, and has
-their rows as bytes that are RESP already; so beside the functions that run the scripts, here are the openings of their
-calls, behind which such rows are sent as they are. Both say their arguments in one place.
+The head of each script says which promise it keeps. A writer sends many chunks without waiting for replies, and has
+their rows encoded as RESP. So for each script there are two functions: one runs it, the other returns the opening of
+its call. The writer sends the opening and then the encoded rows. Both take the arguments from one place.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def repartition(client: Redis, stream: str, known: Layout, wanted: Layout) -> tu
 
 
 def leave_layout(client: Redis, stream: str, known: Layout, groups: Sequence[str]) -> tuple[ReturnCode, str, str]:
-    """Ends the following of the older partitions of ``known``. ``groups``: those that the caller knows of.
+    """From now on no partition follows the older partitions of ``known``. ``groups``: those that the caller knows of.
 
     Returns OK; LAYOUT with the text of the stored layout; CHANGED with a group; UNREAD or UNDONE with a stream and a
     group; HELD with a key.

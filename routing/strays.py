@@ -1,7 +1,7 @@
 """Streams that look like partitions of a split stream and are none: nobody reads them.
 
 A program that adds messages with XADD chooses the stream itself. It may use the name of the stream that is split, or
-the number of a partition that there is not.
+the number of a partition that does not exist.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Stray(NamedTuple):
 def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
     """The strays of ``stream`` that have entries. One round trip when there are none. Raises redis errors.
 
-    Of the layouts before, the stream itself and the first partitions of the last one are looked at. Of a layout that is
-    being left, each partition: what a program adds there now is not read.
+    It looks at the stream itself, at the first partitions of the last layout before, and at each partition of a layout
+    that is being left: what a program adds there now is not read.
     """
     if not layout.is_split:
         return []
@@ -85,7 +85,7 @@ def _left_unread(client: Redis, streams: Sequence[str]) -> list[Stray]:
 
 
 def said_of(stray: Stray, stream: str, layout: Layout) -> str:
-    """The problem that ``stray`` is, and what to do: one sentence."""
+    """What is wrong with ``stray``, and what to do: one sentence."""
     many = "1 message" if stray.entries == 1 else f"{stray.entries:,} messages"
     streams = layout.streams(stream)
     if stray.left:

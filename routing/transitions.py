@@ -1,7 +1,7 @@
 """The transitions of a leader: one typed function for each of its Lua scripts.
 
-The scripts' own headers say from which state to which they lead, and which invariant each keeps. The other scripts have
-their functions in `bridge.routing.leadership`, `bridge.routing.membership` and `bridge.routing.effects`.
+The head of each script says from which state to which it leads, and which invariant it keeps. The functions of the
+other scripts are in `bridge.routing.leadership`, `bridge.routing.membership` and `bridge.routing.effects`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Leadership:
 
 @dataclass(frozen=True)
 class Advanced:
-    """What a batch came to. ``base``: the fence base; ``acknowledged``: entries that left the pending list;
+    """The result of a batch. ``base``: the fence base; ``acknowledged``: entries that left the pending list;
     ``mended``: entries that should have been pending, were not, and are now.
     """
 

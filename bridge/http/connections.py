@@ -1,8 +1,8 @@
 """One connection of a client, with limits that uvicorn lacks: their number, and the time of slow clients.
 
-A client must send a request's headers, and then its body, within a time; and it must read its answer at a least rate.
-A request that cannot be parsed is answered as a problem. Clients of HTTP/1.1 may send several requests at once: one is
-not read before the one before it is answered.
+A client has a limited time for the headers of a request, and for its body, and must read its answer at a minimum rate.
+The answer to a request that cannot be parsed is a problem. Clients of HTTP/1.1 may send several requests at once: each
+is read when the one before it is answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.http.problems import MEDIA_TYPE, RETRY_AFTER_S, Problem, unavailable
 #: Longest time for the headers of a request, and for its body, in seconds.
 HEADERS_S = 10.0
 BODY_S = 60.0
-#: How often a slow reader is looked at, in seconds, and the fewest bytes that it must have read since.
+#: Seconds between two looks at a slow reader, and the fewest bytes that it must have read in between.
 WRITE_S = 10.0
 WRITE_BYTES = 10 * 1024
 #: How long an idle connection is kept for a next request, in seconds.

@@ -122,11 +122,11 @@ class Selection:
 
     @property
     def reads_entries(self) -> bool:
-        """Whether it takes the entries to know which messages are meant."""
+        """Whether the entries must be read to know which messages are meant."""
         return self.ticket is not None or self.task is not None
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Whether the message is meant, as far as its entry says it."""
+        """Whether the message has the ticket and the task that are meant."""
         if self.ticket is not None and message.ticket_id != self.ticket:
             return False
         return self.task is None or message.task == self.task

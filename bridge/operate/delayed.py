@@ -1,4 +1,4 @@
-"""Cancels and reschedules delayed messages for an operator: the leader carries it out, and says it of each message."""
+"""Cancels and reschedules delayed messages for an operator. The leader does it, and answers for each message."""
 
 from __future__ import annotations
 
