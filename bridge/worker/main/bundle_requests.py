@@ -19,7 +19,7 @@ from celery.worker.state import task_ready
 from bridge.protocol.envelope import SHOWN
 from bridge.protocol.headers import bundled_runs
 from bridge.protocol.outcomes import Kind
-from bridge.worker.main.bundle_events import TaskEvent, send_together
+from bridge.worker.main.bundle_events import TaskEvent, json_of, send_together, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
 from bridge.worker.pool.delivery import REVOKED
@@ -80,18 +80,18 @@ class BundleRequest(BridgeRequest):
         return Context({**request_of_bundle(self._request_dict, self._hostname), **own, **arguments})
 
     def announce(self) -> None:
-        if not self._events_enabled:
+        if not watched(self._eventer):
             return
-        events: list[TaskEvent] = []
-        for one in self.messages():
-            shown = f"({one.ticket!r}, {_beginning(one.payload)})"
-            fields = {"uuid": one.id, "name": one.task, "args": shown, "kwargs": "{}", "retries": one.attempt - 1}
-            events.append(("task-received", fields))
-        send_together(self._eventer, events)
+        received: list[TaskEvent] = []
+        for ticket, _, attempt, messages in bundled_runs(self._message.body):
+            for i, (id_, name, payload) in enumerate(messages):
+                shown = json_of(f"({ticket!r}, {_beginning(payload)})")
+                fields = (json_of(id_), json_of(name), shown, 0 if i else attempt - 1)
+                received.append(("task-received", b'"uuid":%b,"name":%b,"args":%b,"kwargs":"{}","retries":%d' % fields))
+        self._send_events(received)
 
-    @property
-    def _events_enabled(self) -> bool:
-        return bool(self._eventer and self._eventer.enabled)
+    def _send_events(self, events: list[TaskEvent]) -> None:
+        send_together(self._eventer, events, later=self.member.forks and not self.member.is_stopping)
 
     def send_event(self, kind: str, **fields: Any) -> None:
         """Sends nothing: the bundle itself is not shown as a task."""
@@ -107,13 +107,15 @@ class BundleRequest(BridgeRequest):
                 if one.id in gone:
                     self._notice_of(one, Revoked("revoked")).revoked(terminated=False)
             events = [event for event in events or () if event[0] not in gone]
-        if not failed and events and self._events_enabled:
+        if not failed and events and watched(self._eventer):
             sent: list[TaskEvent] = []
             for id_, kind, shown, more in events:
-                names = ("result", "runtime") if kind == "succeeded" else ("exception", "traceback")
-                sent.append(("task-started", {"uuid": id_}))
-                sent.append((f"task-{kind}", {"uuid": id_, names[0]: shown, names[1]: more}))
-            send_together(self._eventer, sent)
+                uuid = b'"uuid":' + json_of(id_)
+                names = (b"result", b"runtime") if kind == "succeeded" else (b"exception", b"traceback")
+                sent.append(("task-started", uuid))
+                fields = (uuid, names[0], json_of(shown), names[1], json_of(more))
+                sent.append((f"task-{kind}", b'%b,"%b":%b,"%b":%b' % fields))
+            self._send_events(sent)
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
 
 

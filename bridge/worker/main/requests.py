@@ -31,6 +31,7 @@ from celery.worker.state import task_ready
 from bridge.protocol.headers import first_fence, heads_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.pool.calls import cut_off_in
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import RevokedHere
@@ -217,6 +218,7 @@ class BridgeRequest(_Base):
         raise NotImplementedError
 
     def _notice_of(self, one: CarriedMessage, exc: BaseException) -> CeleryNotice:
+        send_gathered(self._eventer)
         return CeleryNotice(self._app.tasks[one.task], self.context_of(one), exc, self._eventer)
 
     @property

@@ -22,6 +22,7 @@ from bridge.routing.errors import TicketBridgeError
 from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_on_outage_replies
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.main import strategy
+from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
 from bridge.worker.main.last_read import end_last_read
 from bridge.worker.main.members import Members
@@ -100,6 +101,7 @@ class MemberStep(bootsteps.StartStopStep):
             for member in members:
                 member.open.recall_all()
             end_last_read(next(iter(members)), members.queues, parent)
+        send_gathered(parent.event_dispatcher)
 
 
 def _join(app: Celery, worker: Any) -> None:

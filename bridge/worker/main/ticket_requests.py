@@ -10,6 +10,7 @@ from celery.app.task import Context
 
 from bridge.protocol.headers import first_head
 from bridge.protocol.outcomes import Kind
+from bridge.worker.main.bundle_events import send_gathered, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage
 
 
@@ -29,6 +30,10 @@ class TicketRequest(BridgeRequest):
         return Context({**self._request_dict, "args": self.args, "kwargs": {}})
 
     def announce(self) -> None:
+        if not watched(self._eventer):
+            return
+        # The message may have been in a bundle before.
+        send_gathered(self._eventer)
         self.send_event(
             "task-received",
             uuid=self.id,

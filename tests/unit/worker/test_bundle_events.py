@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from bridge.worker.main.bundle_events import MOST, TaskEvent, send_together
+from bridge.worker.main import bundle_events
+from bridge.worker.main.bundle_events import GATHER_S, MOST, TaskEvent, json_of, send_gathered, send_together
 
-EVENTS: list[TaskEvent] = [
+#: An event as Celery's dispatcher gets it: its type, and its own fields.
+Event = tuple[str, dict[str, Any]]
+
+EVENTS: list[Event] = [
     ("task-received", {"uuid": "1-0", "name": "a.b", "args": "('T', {\"ü\": 1})", "kwargs": "{}", "retries": 0}),
     ("task-started", {"uuid": "1-0"}),
     ("task-succeeded", {"uuid": "1-0", "result": "None", "runtime": 0.25}),
@@ -20,13 +24,23 @@ EVENTS: list[TaskEvent] = [
 CHANGING = ("timestamp", "local_received", "clock")
 
 
-def one_by_one(eventer: Any, events: list[TaskEvent]) -> None:
+def as_text(events: list[Event]) -> list[TaskEvent]:
+    return [
+        (kind, b",".join(b'"%b":%b' % (k.encode(), json_of(v)) for k, v in fields.items())) for kind, fields in events
+    ]
+
+
+def together(eventer: Any, events: list[Event]) -> None:
+    send_together(eventer, as_text(events))
+
+
+def one_by_one(eventer: Any, events: list[Event]) -> None:
     for kind, fields in events:
         eventer.send(kind, **fields)
 
 
 def received(
-    send: Callable[[Any, list[TaskEvent]], None], events: list[TaskEvent], **dispatcher: Any
+    send: Callable[[Any, list[Event]], None], events: list[Event], **dispatcher: Any
 ) -> tuple[list[dict[str, Any]], int]:
     """The events as a receiver gets them, and in how many messages they came."""
     app = Celery("events", broker="memory://")
@@ -57,41 +71,43 @@ def without_changing(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_receiver_gets_what_celery_would_have_sent() -> None:
-    together, messages = received(send_together, EVENTS)
+    found, messages = received(together, EVENTS)
     expected, several = received(one_by_one, EVENTS)
-    assert without_changing(together) == without_changing(expected)
+    assert without_changing(found) == without_changing(expected)
     assert (messages, several) == (1, 3)
-    assert {name: type(together[0][name]) for name in CHANGING} == {name: type(expected[0][name]) for name in CHANGING}
-    clocks = [event["clock"] for event in together]
+    assert {name: type(found[0][name]) for name in CHANGING} == {name: type(expected[0][name]) for name in CHANGING}
+    clocks = [event["clock"] for event in found]
     assert clocks == sorted(set(clocks))
 
 
 def test_many_events_go_in_several_messages() -> None:
-    found, messages = received(send_together, [("task-started", {"uuid": f"{n}-0"}) for n in range(MOST + 1)])
+    found, messages = received(together, [("task-started", {"uuid": f"{n}-0"}) for n in range(MOST + 1)])
     assert [event["uuid"] for event in found] == [f"{n}-0" for n in range(MOST + 1)]
     assert messages == 2
 
 
 @pytest.mark.parametrize("options", [{"enabled": False}, {"groups": ["worker"]}])
 def test_what_nobody_wants_is_not_sent(options: dict[str, Any]) -> None:
-    assert received(send_together, EVENTS, **options) == ([], 0)
+    assert received(together, EVENTS, **options) == ([], 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"serializer": "yaml"}])
-def test_what_this_encoder_cannot_send_goes_as_celery_sends_it(options: dict[str, Any]) -> None:
-    events: list[TaskEvent] = [*EVENTS, ("task-succeeded", {"uuid": "2-0", "result": Decimal("1.5"), "runtime": 1.0})]
-    if options:
-        events = EVENTS
-        pytest.importorskip("yaml")
-    found, messages = received(send_together, events, **options)
-    assert [event["uuid"] for event in found] == [fields["uuid"] for _, fields in events]
-    assert messages == len(events)
+def test_another_serializer_gets_the_events_as_lists_of_its_own() -> None:
+    pytest.importorskip("yaml")
+    found, messages = received(together, EVENTS, serializer="yaml")
+    assert without_changing(found) == without_changing(received(one_by_one, EVENTS)[0])
+    assert messages == 1
+
+
+@pytest.mark.parametrize("value", [Decimal("1.5"), "half of a pair: \ud800", 2**70])
+def test_a_value_that_only_celerys_encoder_knows_arrives_as_from_celery(value: Any) -> None:
+    events = [*EVENTS, ("task-succeeded", {"uuid": "2-0", "result": value, "runtime": 1.0})]
+    assert without_changing(received(together, events)[0]) == without_changing(received(one_by_one, events)[0])
 
 
 def test_events_wait_while_the_broker_is_away() -> None:
-    def send(eventer: Any, events: list[TaskEvent]) -> None:
+    def send(eventer: Any, events: list[Event]) -> None:
         sound, eventer.producer = eventer.producer, Unreachable()
-        send_together(eventer, events)
+        together(eventer, events)
         eventer.producer = sound
 
     found, _ = received(send, EVENTS)
@@ -103,3 +119,82 @@ class Unreachable:
 
     def publish(self, *_: Any, **__: Any) -> None:
         raise ConnectionRefusedError
+
+
+# -- gathering ---------------------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Celery's loop, as far as it is used. Its timers end when a test says so."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Any]] = []
+
+    def call_later(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        self.timers.append((delay, lambda: call(*args)))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub()
+    monkeypatch.setattr(bundle_events, "get_event_loop", lambda: made)
+    return made
+
+
+def one_later(eventer: Any, event: Event) -> None:
+    send_together(eventer, as_text([event]), later=True)
+
+
+def test_events_are_gathered_until_the_timer_ends(hub: Hub) -> None:
+    def send(eventer: Any, events: list[Event]) -> None:
+        for event in events:
+            one_later(eventer, event)
+        [(delay, end)] = hub.timers
+        assert delay == GATHER_S
+        end()
+
+    found, messages = received(send, EVENTS)
+    assert [event["type"] for event in found] == [kind for kind, _ in EVENTS]
+    assert messages == 1
+
+
+def test_many_gathered_events_go_at_once(hub: Hub) -> None:
+    events: list[Event] = [("task-started", {"uuid": f"{n}-0"}) for n in range(MOST)]
+    found, messages = received(lambda eventer, some: send_together(eventer, as_text(some), later=True), events)
+    assert [len(found), messages, hub.timers] == [MOST, 1, []]
+
+
+def test_gathered_events_go_before_those_that_are_sent_at_once(hub: Hub) -> None:
+    def send(eventer: Any, events: list[Event]) -> None:
+        one_later(eventer, events[0])
+        together(eventer, events[1:2])
+        one_later(eventer, events[2])
+        send_gathered(eventer)
+
+    found, _ = received(send, EVENTS)
+    assert [event["type"] for event in found] == [kind for kind, _ in EVENTS]
+
+
+def test_a_lost_timer_keeps_no_event_back(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_events, "GATHER_S", 0.0)
+
+    def send(eventer: Any, events: list[Event]) -> None:
+        one_later(eventer, events[0])
+        # Celery drops its timers when it reconnects
+        hub.timers.clear()
+        one_later(eventer, events[1])
+
+    found, _ = received(send, EVENTS)
+    assert [event["type"] for event in found] == [kind for kind, _ in EVENTS[:2]]
+
+
+def test_the_next_dispatcher_gets_what_a_closed_one_had_gathered(hub: Hub) -> None:
+    def send(eventer: Any, events: list[Event]) -> None:
+        for event in events:
+            one_later(eventer, event)
+        # As Celery does when it has lost its connection
+        eventer.disable()
+        eventer.enable()
+
+    found, _ = received(send, EVENTS)
+    assert [event["type"] for event in found] == [kind for kind, _ in EVENTS]
