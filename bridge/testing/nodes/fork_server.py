@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -65,12 +66,24 @@ WORKERS_PART = (
 )  # fmt: skip
 #: The master's part, which `bridge run` imports when it is called.
 MASTERS_PART = ("bridge.master.process",)
+#: What `bridge run --http` imports, where the extra is installed.
+HTTP_PART = ("bridge.http.serving", "encodings.idna", "uvicorn.lifespan.off", "uvicorn.loops.asyncio")
+#: By it a process of billiard's pool lets itself end with its parent, where it is installed.
+CFFI = ("_cffi_backend", "cffi.cparser", "pycparser.c_parser")
 
 
-def preload(with_bridge: bool) -> None:
+def are_installed(*names: str) -> bool:
+    """Whether all of these modules can be imported."""
+    return all(importlib.util.find_spec(name) for name in names)
+
+
+def preload(with_bridge: bool, with_http: bool) -> None:
     """Import what programs need; with the bridge, what it imports for every app."""
     for name in LIBRARIES:
         importlib.import_module(name)
+    if are_installed("cffi", "pycparser"):
+        for name in CFFI:
+            importlib.import_module(name)
     if with_bridge:
         sys.path.insert(0, str(ROOT))
         bridge = importlib.import_module("bridge")
@@ -79,6 +92,9 @@ def preload(with_bridge: bool) -> None:
             getattr(bridge, name)
         for name in (*WORKERS_PART, *MASTERS_PART):
             importlib.import_module(name)
+        if with_http and are_installed("fastapi", "uvicorn"):
+            for name in HTTP_PART:
+                importlib.import_module(name)
         importlib.import_module("celery.bin.celery")
         commands = importlib.import_module("bridge.cli.main").COMMANDS
         for command in ("run", "status", "ticket", "consumer", "dead", "push"):
@@ -239,7 +255,8 @@ def main() -> None:
     control.set_inheritable(False)
     if patches == "gevent":
         importlib.import_module("celery").maybe_patch_concurrency(["--pool=gevent"])
-    preload(bridge == "with-bridge")
+    # A worker of a gevent pool has no port, and its patches would open files for what this imports.
+    preload(bridge == "with-bridge", with_http=patches != "gevent")
     control.send(b"ready")
     program = serve(control, fork)
     program.take_place(base_path)
