@@ -27,7 +27,7 @@ BESIDE_PAYLOAD = frozenset({b"max_attempts", b"timeout", b"expires", b"priority"
 NAMES = ALWAYS | BESIDE_PAYLOAD
 #: Furthest that ``due`` may be after the message was added, in ms: 100 years.
 FURTHEST_MS = 100 * 36525 * 864_000
-#: The largest number of attempts, the longest time limit (in ms: a year) and the highest priority.
+#: The largest number of attempts, the longest time limit (in ms: 366 days) and the highest priority.
 MOST_ATTEMPTS = 1000
 LONGEST_TIMEOUT_MS = 366 * 86_400_000
 HIGHEST_PRIORITY = 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,12 +35,20 @@ def filters(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--task", type=NON_EMPTY, metavar="NAME", help="Only messages of this task."),
         click.option("--after", metavar="TIME", help="Only messages that are due at this time or later."),
         click.option("--before", metavar="TIME", help="Only messages that are due by this time."),
-        click.option("--hold", "mode", flag_value="hold", help="Only messages for which their tickets wait."),
-        click.option("--overtake", "mode", flag_value="overtake", help="Only messages that others overtake."),
+        click.option("--hold", is_flag=True, help="Only messages for which their tickets wait."),
+        click.option("--overtake", is_flag=True, help="Only messages that others overtake."),
     ]
+
+    @wraps(command)
+    def with_mode(*arguments: Any, hold: bool, overtake: bool, **more: Any) -> Any:
+        if hold and overtake:
+            raise click.UsageError("--hold and --overtake exclude each other: leave out one, or both for all messages")
+        return command(*arguments, mode="hold" if hold else "overtake" if overtake else None, **more)
+
+    found: Callable[..., Any] = with_mode
     for decorate in reversed(options):
-        command = decorate(command)
-    return command
+        found = decorate(found)
+    return found
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def _rule_values(given: Mapping[str, Any], past: Past) -> Values:
     if timeout is not None:
         timeout_ms = _span_ms("timeout", timeout)
         if not 1 <= timeout_ms <= LONGEST_TIMEOUT_MS:
-            raise OptionError(f"timeout must be more than 0 and at most a year, it is {_shown(timeout)}")
+            raise OptionError(f"timeout must be more than 0 and at most 366 days, it is {_shown(timeout)}")
         found["timeout"] = b"%d" % timeout_ms
     if isinstance(expires, datetime):
         found["expires"] = _absolute(expires, past, "expires")

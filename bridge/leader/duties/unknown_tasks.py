@@ -98,16 +98,19 @@ class UnknownTasks:
         now = time.monotonic()
         step_s, self._looked_at = min(CLOCK_STEP_MAX_S, now - self._looked_at), now
         stranded = self._lane.stranded
-        known, forgotten = self._learn()
+        # While a new leader reads the lane, it has not found all tickets that wait. The notes of the last one stay.
+        complete = not self._lane.behind
+        known, forgotten = self._learn() if complete else ({}, [])
         if stranded.waiting and stranded.runnable is not None:
             for task, waiting in stranded.waiting.items():
                 if task not in self._known and task not in stranded.open_circuits:
                     waiting.waited_s += step_s
             self._give_up_overdue()
             for task in [task for task, waiting in stranded.waiting.items() if not waiting.tickets]:
-                if task not in stranded.open_circuits:
+                if complete and task not in stranded.open_circuits:
                     del stranded.waiting[task]
-        if known or forgotten or stranded.waiting.keys() != self._noted or (self._noted and now >= self._note_at):
+        changed = known or forgotten or stranded.waiting.keys() != self._noted
+        if complete and (changed or (self._noted and now >= self._note_at)):
             self._note(known, forgotten)
             self._note_at = now + NOTE_S
 

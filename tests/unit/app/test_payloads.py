@@ -108,6 +108,14 @@ def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(around: Any,
         payload_bytes(around(number), MAX)
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_a_whole_number_has_at_most_64_bits(number: int) -> None:
+    nearest = number - 1 if number > 0 else number + 1
+    assert json.loads(payload_bytes({"n": [nearest]}, MAX)) == {"n": [nearest]}
+    with pytest.raises(PayloadError, match="Integer exceeds 64-bit range"):
+        payload_bytes({"n": [number]}, MAX)
+
+
 @pytest.mark.parametrize("payload", [None, [None, 1.5], {"null": None}, "null", Colour.RED, Slotted(None)])
 def test_nothing_is_refused_that_json_has(payload: Any) -> None:
     assert orjson.loads(payload_bytes(payload, MAX)) == orjson.loads(orjson.dumps(payload))

@@ -338,8 +338,10 @@ def test_a_choice_is_confirmed(shell: CommandLine, lane: Lane, leader: FakeLeade
         (["reschedule", "1-1", "--eta", "2001-01-01T00:00:00Z"], "is past; nothing was changed"),
         (["reschedule", "1-1", "--eta", "2090-01-01T00:00:00"], "has no time zone"),
         (["reschedule", "1-1", "--eta", "soon"], "eta must be a time such as"),
+        (["list", "--hold", "--overtake"], "--hold and --overtake exclude each other"),
+        (["now", "--overtake", "--hold", "--yes"], "--hold and --overtake exclude each other"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_wrong_usage(shell: CommandLine, lane: Lane, arguments: list[str], said: str) -> None:
     assert lane.redis.ping()

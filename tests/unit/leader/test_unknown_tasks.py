@@ -1,0 +1,84 @@
+"""How long messages have waited for a consumer that knows their task, over a takeover."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bridge.leader.duties import unknown_tasks as under_test
+from bridge.leader.duties.unknown_tasks import UnknownTasks
+from bridge.protocol.registration import Registrations
+from bridge.protocol.unserved import read_note
+from tests.unit.leader.lane_world import LaneWorld
+
+
+class Notes:
+    """What the leaders have noted: the two hashes, and each note that was written."""
+
+    def __init__(self) -> None:
+        self.unserved: dict[bytes, bytes] = {}
+        self.messages: list[int] = []
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return self.unserved if key.endswith(":unserved") else {}
+
+    def note(self, _redis: Any, _leadership: Any, _known: Any, _forgotten: Any, notes: dict[str, bytes]) -> None:
+        self.unserved = {name.encode(): text for name, text in notes.items()}
+        self.messages += [read_note(name, text).task.messages for name, text in self.unserved.items()]
+
+
+def test_a_new_leader_goes_on_counting_and_says_nothing_before_it_has_read_the_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given messages of a task that no consumer can run, which have waited for a while
+    notes = Notes()
+    now = [1000.0]
+    monkeypatch.setattr(under_test, "note_tasks", notes.note)
+    monkeypatch.setattr(under_test, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    world = LaneWorld(page=5, sliced=True)
+    world.join("w1@h", 2, frozenset({"short"}))
+
+    def leads() -> UnknownTasks:
+        parts = (cast("Any", world), world.settling, world.breakers, Registrations(), world.refill)
+        found = UnknownTasks(replace(world.term, redis=notes), world.lane, *parts)
+        found.read_notes()
+        return found
+
+    first = leads()
+    for n in range(40):
+        world.push(f"T{n}", "long")
+    world.read()
+    for _ in range(20):
+        now[0] += 5
+        world.now += 5000
+        first.look()
+    [waited_s] = [read_note(*one).waited_s for one in notes.unserved.items()]
+    assert waited_s == pytest.approx(100, abs=6)
+    # When another one takes over, and looks while it reads the lane
+    lead = world.lead
+    seconds: list[UnknownTasks] = []
+
+    def lead_and_read_notes() -> None:
+        lead()
+        seconds.append(leads())
+
+    monkeypatch.setattr(world, "lead", lead_and_read_notes)
+    notes.messages = []
+    world.rebuild()
+    [second] = seconds
+    looks = 0
+    while world.lane.behind:
+        second.look()
+        looks += 1
+        world.refill_now()
+    assert looks > 2, "it was read at once"
+    now[0] += 5
+    world.now += 5000
+    second.look()
+    # Then the time goes on, and no note had fewer messages than there are
+    [again_s] = [read_note(*one).waited_s for one in notes.unserved.items()]
+    assert again_s == pytest.approx(waited_s + 5, abs=1)
+    assert set(notes.messages) == {40}
