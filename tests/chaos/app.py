@@ -4,7 +4,8 @@ A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
      "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine" | "nack" | "dead" | "drop",
-     "nacks": whether some deliveries refuse it without a charge; "priority", "expires": options of the message}
+     "nacks": whether some deliveries refuse it without a charge;
+     "priority", "expires", "timeout", "delay", "hold": options of the message}
 
 With ``effect`` the task comes to its end, and one of its effects cannot be applied. The last two end the whole worker:
 its main process, or everything of it with its watcher first, so that nobody is left to say what ran. In an app with

@@ -60,8 +60,9 @@ def check_older_first(older: Evidence, newer: Evidence) -> list[Violation]:
     replayed = older.notes.replayed
     of_ticket: dict[str, list[Message]] = defaultdict(list)
     for message in older.messages:
-        # A replayed message may come later than its place.
-        if message.message_id not in replayed:
+        # A replayed message may come later than its place. For one that is delayed the newer version waits from when it
+        # was moved, a moment after it is due.
+        if message.message_id not in replayed and not message.overtaken:
             of_ticket[message.ticket].append(message)
     for execution in newer.executions:
         began = execution.wall_ns // 1_000_000

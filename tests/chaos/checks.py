@@ -46,6 +46,8 @@ ACKNOWLEDGED_EARLY = "acknowledged early"
 DEAD = "dead"
 #: A message began that had expired before.
 EXPIRED = "expired"
+#: A message began before it was due.
+EARLY = "early"
 #: Attempts that were not counted as they ran.
 ATTEMPTS = "attempts"
 #: Something is left of a lane at rest (I1, I9).
@@ -59,6 +61,8 @@ STUCK = "stuck"
 UNKILLABLE = ("threads", "solo", "gevent")
 #: In the reason of a message that its task gave up.
 GAVE_UP = "Dead: "
+#: The leader judges what is held by its own measure of the server's clock. How far that may be ahead, in ms.
+HELD_AHEAD_MS = 50
 #: How late after its thaw a process may come to write that it started something that it was allowed before, in ns.
 THAW_NS = 5_000_000_000
 #: How long before a server's crash a write may have been acknowledged and be lost (appendfsync everysec), in ns.
@@ -181,7 +185,7 @@ def check_fences(evidence: Evidence) -> list[Violation]:
 
 
 def check_starts(evidence: Evidence) -> list[Violation]:
-    """A message begins only when the one before it is done or dead, as the server's own clock tells it.
+    """A message begins only when it is due, and the one before it is done or dead, as the server's own clock tells it.
 
     And attempts are counted as they ran: a later execution of a message never has a smaller number, and a first
     execution has the number 1 unless a kill can have cut off one that had not written its start.
@@ -193,6 +197,11 @@ def check_starts(evidence: Evidence) -> list[Violation]:
     ids = {(message.ticket, message.n): message.message_id for message in evidence.messages}
     crashes_ms = sorted(wall // 1_000_000 for _, wall in notes.lossy_crashes)
     expired = {message.message_id for message in evidence.messages if message.expired}
+    due_ms = {
+        message.message_id: message.due_ms - (HELD_AHEAD_MS if message.hold else 0)
+        for message in evidence.messages
+        if message.due_ms
+    }
     unseen = 0
     for ticket, executions in _by_ticket(evidence.executions).items():
         executions.sort(key=lambda execution: execution.start_ns)
@@ -201,6 +210,9 @@ def check_starts(evidence: Evidence) -> list[Violation]:
             where = (ticket, execution.message_id)
             if execution.message_id in expired:
                 found.append(Violation(EXPIRED, *where, f"{_in_words(execution)} began"))
+            early_ms = due_ms.get(execution.message_id, 0) - execution.wall_ns // 1_000_000
+            if early_ms > 0 and execution.message_id not in notes.replayed:
+                found.append(Violation(EARLY, *where, f"{_in_words(execution)} began {early_ms} ms before it was due"))
             before = ids.get((ticket, execution.n - 1))
             if before is not None and before not in notes.replayed and execution.message_id not in notes.replayed:
                 settled = over.get(before)
@@ -271,6 +283,7 @@ def check_rest(evidence: Evidence) -> list[Violation]:
         "marks of applied effects": rest.applied,
         "retries": rest.retries,
         "outcomes": rest.outcomes,
+        "delayed messages": rest.delayed,
     }
     found = [Violation(LEFT_OVER, "", "", f"{count} {name}") for name, count in left.items() if count]
     found += [Violation(LEFT_OVER, "", "", line) for line in rest.ownerless]

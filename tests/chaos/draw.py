@@ -76,6 +76,11 @@ VARIED_MS = (0, 3, 10, 30, 100, 200, 400)
 FILLED = 0.02
 LARGEST_LOG2 = 19.9
 
+#: The share of messages that are delayed, for how many seconds, and for how many of them their tickets wait.
+DELAYED, DELAYS_S, HELD = 0.04, (0.05, 2.0), 0.4
+#: A time limit of a message of its own, in seconds: for what hangs, and one that nothing reaches.
+LIMIT_S, FAR_LIMIT_S = 2.0, 300.0
+
 
 @dataclass(frozen=True)
 class Cast:
@@ -188,7 +193,27 @@ class Load:
         dies = self._refuse(draw, payload, dies)
         if draw.random() < 0.1:
             payload["priority"] = draw.randint(1, 9)
+        task = self._time(draw, task, payload)
         return task, payload, dies
+
+    @staticmethod
+    def _time(draw: random.Random, task: str, payload: dict[str, Any]) -> str:
+        """Draws when a message is due and how long it may run. Returns its task."""
+        delayed, limited = draw.random(), draw.random()
+        # One that expires has expired when it is pushed, and would never be due.
+        if delayed < DELAYED and "expires" not in payload:
+            least, most = DELAYS_S
+            payload["delay"] = round(least * (most / least) ** draw.random(), 3)
+            if delayed < DELAYED * HELD:
+                payload["hold"] = True
+        if payload.get("how") == "hang" and limited < 0.5:
+            # Without a limit of its task.
+            payload["timeout"] = LIMIT_S
+            payload["ms"] = min(payload["ms"], 100)
+            return "chaos.work"
+        if limited < 0.02 and task != "chaos.limited":
+            payload["timeout"] = FAR_LIMIT_S
+        return task
 
     @staticmethod
     def _refuse(draw: random.Random, payload: dict[str, Any], dies: bool) -> bool:

@@ -83,6 +83,7 @@ def rest(redis: Redis, keys: LaneKeys, lanes: Sequence[LaneKeys] = ()) -> Rest:
         done=int(counts.get("done", 0)) + int(counts.get("dropped", 0)),
         dead=int(counts.get("dead", 0)),
         ownerless=ownerless(redis, lanes or [keys], FOREIGN_KEYS),
+        delayed=sum(int(redis.zcard(key)) for key in (keys.delayed, keys.late, keys.holding)),
     )
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A pushed message. ``n``: its place in its ticket, from 0 without gaps, in the order of the ids.
+    """A pushed message. ``n``: its number in its ticket, from 0 without gaps: as it was pushed. In what the checks get:
+    in the order of the places.
 
     ``dies``: it can never succeed and must end as a dead letter. ``pushed_ns``: Unix ns when its id was known.
     ``kind``: what filters look at. ``version``: of the stream; "": it has one. ``generation``: of the stream's layout.
-    ``expired``: it must never begin.
+    ``expired``: it must never begin. ``due_ms``: when it is due (Unix ms); 0: it is not delayed. ``hold``: its ticket
+    waits for it.
     """
 
     message_id: str
@@ -24,6 +26,20 @@ class Message:
     version: str = ""
     generation: int = 0
     expired: bool = False
+    due_ms: int = 0
+    hold: bool = False
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether others of its ticket overtake it until it is due."""
+        return self.due_ms > 0 and not self.hold
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where it is in the order of its ticket: as though it had been pushed at the end of the ms when it is due."""
+        ms, _, number = self.message_id.partition("-")
+        key = (int(ms), int(number or 0))
+        return (self.due_ms, 1, *key) if self.overtaken else (key[0], 0, key[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class Rest:
     done: int = 0
     dead: int = 0
     ownerless: Sequence[str] = ()
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from tests.chaos.subscriptions import STREAM, STREAMS, generation_of
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
 #: (ticket, task or '', payload or its JSON, whether it can never succeed).
 Planned = tuple[str, str, dict[str, Any] | str, bool]
+#: Names in a payload that are options of its message.
+OPTIONS = ("priority", "expires", "timeout", "delay", "hold")
 #: The next message, given how many of each ticket were pushed; None when there is none.
 Source = Callable[[dict[str, int]], Planned | None]
 
@@ -51,6 +53,8 @@ class Feeder:
         self.counts: dict[str, int] = {}
         #: What is in the stream, in its order.
         self.messages: list[Message] = []
+        #: (Stream, id of an entry that was pushed with a delay) -> its due time (Unix ms).
+        self._due_ms: dict[tuple[str, str], int] = {}
 
     def push(self, count: int) -> int:
         """Pushes up to ``count`` more; how many are certainly there now. Raises nothing for a server that is away."""
@@ -72,14 +76,24 @@ class Feeder:
 
     def _add(self, batch: Sequence[Planned]) -> list[str]:
         """Adds messages. Returns their ids. After an error some of the first ones may be in."""
+        due_ms: list[tuple[str, int]] = []
         with self._redis.pipeline(transaction=False) as pipe:
             for ticket, task, payload, _ in batch:
                 text = payload if isinstance(payload, str) else json.dumps(payload)
                 fields: dict[Any, Any] = {"ticket_id": ticket, "payload": text}
-                fields |= options_of(payload)
+                options = options_of(payload)
+                delay_s = options.pop("delay", 0)
                 stream = self._stream_of(ticket, version_of(payload))
+                # The feeder's clock is the server's.
+                due_ms.append((stream, int((time.time() + delay_s) * 1000) if delay_s else 0))
+                if delay_s:
+                    fields["due"] = due_ms[-1][1]
+                if "timeout" in options:
+                    options["timeout"] = int(options["timeout"] * 1000)
+                fields |= {name: int(value) for name, value in options.items()}
                 pipe.xadd(stream, {**fields, "task": task} if task else fields)
             ids: list[str] = pipe.execute()
+        self._due_ms.update(((stream, id_), due) for id_, (stream, due) in zip(ids, due_ms, strict=True) if due)
         return ids
 
     def close(self) -> None:
@@ -140,6 +154,7 @@ class Feeder:
             arrived += [
                 (fields["ticket_id"], place_of(json.loads(fields["payload"])), id_ + suffix) for id_, fields in found
             ]
+            self._due_ms.update(((stream, id_), int(fields["due"])) for id_, fields in found if "due" in fields)
         # In the order in which they were pushed: the messages of a ticket may be in the streams of several versions.
         pushed = {planned: place for place, planned in enumerate(self._planned)}
         for ticket, n, id_ in sorted(arrived, key=lambda one: pushed[one[:2]]):
@@ -161,12 +176,18 @@ class Feeder:
         n = self.counts.get(ticket, 0)
         self.counts[ticket] = n + 1
         version = version_of(payload)
-        self._last_ids[self._stream_of(ticket, version, id_)] = stream_id(id_)
         kind = "" if isinstance(payload, str) else payload.get("kind", "")
+        options = options_of(payload)
+        stream = self._stream_of(ticket, version, id_)
+        self._last_ids[stream] = stream_id(id_)
+        due_ms = self._due_ms.pop((stream, stream_id(id_)), 0)
         self.messages.append(
             Message(
                 *(stream_id(id_), ticket, n, dies, time.time_ns(), kind, version, generation_of(id_)),
-                expired="expires" in options_of(payload),
+                expired="expires" in options,
+                # An entry that was due when it arrived is not delayed.
+                due_ms=due_ms if due_ms > _order(stream_id(id_))[0] else 0,
+                hold="hold" in options,
             )
         )
 
@@ -192,7 +213,15 @@ class FollowingFeeder(Feeder):
         ids: list[str] = []
         try:
             for task, planned in groupby(batch, key=itemgetter(1)):
-                ids += self._task(task).push_many([(ticket, sent, options_of(sent)) for ticket, _, sent, _ in planned])
+                some = list(planned)
+                found = self._task(task).push_many([(ticket, sent, options_of(sent)) for ticket, _, sent, _ in some])
+                for id_, (ticket, _, sent, _) in zip(found, some, strict=True):
+                    if "delay" in options_of(sent):
+                        # The server has added the delay to its time.
+                        stream, own = self._stream_of(ticket, "", id_), stream_id(id_)
+                        entry: Any = self._redis.xrange(stream, own, own)
+                        self._due_ms[stream, own] = int(entry[0][1]["due"])
+                ids += found
         except ServerUnavailable as exc:
             raise RedisConnectionError(str(exc)) from None
         return ids
@@ -228,10 +257,10 @@ def version_of(payload: dict[str, Any] | str) -> str:
 
 
 def options_of(payload: dict[str, Any] | str) -> dict[str, Any]:
-    """The options of a planned message. One that expires has expired when it is pushed."""
+    """The options of a planned message, as ``push`` takes them. One that expires has expired when it is pushed."""
     if isinstance(payload, str):
         return {}
-    return {name: payload[name] for name in ("priority", "expires") if name in payload}
+    return {name: payload[name] for name in OPTIONS if name in payload}
 
 
 def _order(id_: str) -> tuple[int, int]:

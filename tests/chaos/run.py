@@ -453,7 +453,14 @@ class Run:
 
 def _at_rest(rest: Rest) -> bool:
     return not (
-        rest.unread or rest.pending or rest.records or rest.applied or rest.retries or rest.outcomes or rest.ownerless
+        rest.unread
+        or rest.pending
+        or rest.records
+        or rest.applied
+        or rest.retries
+        or rest.outcomes
+        or rest.ownerless
+        or rest.delayed
     )
 
 

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from bridge.routing.keys import LaneKeys
@@ -71,8 +72,7 @@ class Subscription:
         return not self.wants or payload["kind"] in self.wants
 
     def wanted(self, messages: Iterable[Message]) -> list[Message]:
-        """The messages that are for it, numbered as its own."""
-        places: Counter[str] = Counter()
+        """The messages that are for it, numbered as its own, in the order in which they are to be handled."""
         found = []
         for message in messages:
             of = (message.version, message.generation)
@@ -80,12 +80,15 @@ class Subscription:
                 continue
             if self.wants and message.kind not in self.wants:
                 continue
-            n = places[message.ticket]
-            places[message.ticket] += 1
             # What has expired can succeed in none.
             dies = message.expired or (message.dies and self.fails)
-            found.append(replace(message, ticket=self.label + message.ticket, n=n, dies=dies))
-        return found
+            found.append(replace(message, ticket=self.label + message.ticket, dies=dies))
+        numbers: dict[str, int] = {}
+        places: Counter[str] = Counter()
+        for message in sorted(found, key=attrgetter("place")):
+            numbers[message.message_id] = places[message.ticket]
+            places[message.ticket] += 1
+        return [replace(message, n=numbers[message.message_id]) for message in found]
 
     def own(self, rows: Iterable[Row]) -> list[Row]:
         """Those of its executions or effects. Ids are those of its stream."""

@@ -160,6 +160,15 @@ FORGERIES: dict[str, tuple[str, Callable[[Evidence], object]]] = {
         checks.LEFT_OVER,
         lambda e: vars(e).update(rest=Rest(done=3, dead=1, ownerless=["x"])),
     ),
+    "a delayed message begins a moment before it is due": (
+        checks.EARLY,
+        lambda e: vars(e).update(messages=edit(e.messages, 3, due_ms=WALL // MS + 91)),
+    ),
+    "a message that is held begins before it is due": (
+        checks.EARLY,
+        lambda e: vars(e).update(messages=edit(e.messages, 3, due_ms=WALL // MS + 91 + 50, hold=True)),
+    ),
+    "a delayed message is left": (checks.LEFT_OVER, lambda e: vars(e).update(rest=Rest(done=3, dead=1, delayed=1))),
     "the lane counts wrongly": (checks.COUNTS, lambda e: vars(e).update(rest=Rest(done=4, dead=1))),
 }
 
@@ -170,6 +179,13 @@ def test_forged_evidence_is_found_out(name: str) -> None:
     evidence = truth()
     forge(evidence)
     assert invariant in {violation.invariant for violation in check_all(evidence)}
+
+
+def test_a_message_that_is_due_when_it_begins_is_not_early() -> None:
+    evidence = truth()
+    evidence.messages = edit(evidence.messages, 3, due_ms=WALL // MS + 90)
+    evidence.messages = edit(evidence.messages, 2, due_ms=WALL // MS + 60 + 50, hold=True)
+    assert check_all(evidence) == []
 
 
 def frozen(*, applied: bool) -> Evidence:

@@ -81,3 +81,17 @@ def test_payloads_are_of_any_size_that_is_allowed() -> None:
     assert min(sizes) < 30
     assert 500_000 < max(sizes) <= 1024 * 1024
     assert sum(sizes) / len(sizes) < 4_000
+
+
+def test_messages_are_delayed_and_have_time_limits_and_none_would_expire_before_it_is_due() -> None:
+    drawn = [Load(5, 40, violent=True).message("T", n) for n in range(5000)]
+    delayed = [payload for _, payload, _ in drawn if "delay" in payload]
+    assert {payload.get("hold", False) for payload in delayed} == {False, True}
+    assert min(payload["delay"] for payload in delayed) < 0.1
+    assert 1.5 < max(payload["delay"] for payload in delayed) <= 2
+    assert not any("expires" in payload for payload in delayed)
+    assert all("delay" in payload for _, payload, _ in drawn if "hold" in payload)
+    # What hangs has a limit: that of its task, or its own.
+    hanging = [(task, payload.get("timeout")) for task, payload, _ in drawn if payload.get("how") == "hang"]
+    assert {("chaos.limited", None), ("chaos.work", 2.0)} == set(hanging)
+    assert any(payload.get("timeout") == 300 for _, payload, _ in drawn)

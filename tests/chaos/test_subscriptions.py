@@ -99,6 +99,14 @@ def test_one_lane_is_as_it_was() -> None:
     assert addressed(ONE, {"n": 0, "ms": 1}, "a") == {"n": 0, "ms": 1}
 
 
+def test_a_message_that_others_overtake_is_numbered_by_when_it_is_due() -> None:
+    pushed = [Message(f"{n}-0", "T", n) for n in range(1, 5)]
+    # The second one is due in the ms of the fourth one, which goes first. The ticket waits for the first one.
+    pushed[1] = replace(pushed[1], due_ms=4)
+    pushed[0] = replace(pushed[0], due_ms=9, hold=True)
+    assert [one.n for one in ONE[0].wanted(pushed)] == [0, 3, 1, 2]
+
+
 def test_the_draw_has_a_slow_one_a_failing_one_and_a_filter() -> None:
     for seed in range(30):
         drawn = draw_subscriptions(seed)
