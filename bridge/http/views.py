@@ -23,7 +23,8 @@ from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
-from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of, soonest_first
+from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of
+from bridge.inspect.delayed import read_page as delayed_page
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
 from bridge.inspect.pending import PendingState, Wanted
@@ -48,9 +49,8 @@ router = APIRouter(tags=["views"])
 #: Threads of the views, and the most requests that wait for one.
 THREADS = 2
 WAITING = 32
-#: Most rows of one page, and most delayed messages that are read for it.
+#: Most rows of one page.
 MOST = 1000
-LOOKED_AT = 10_000
 #: The latest time that a sorted set keeps exactly.
 MOST_MS = 2**53
 
@@ -170,22 +170,13 @@ async def delayed(
     before_ms: Annotated[int | None, Query(ge=0, le=MOST_MS, description="Only due by this time (Unix ms).")] = None,
     limit: Limit = 100,
 ) -> Response:
-    """What is due next comes first. `more` says whether there are others behind: `after_ms` goes on there."""
+    """What is due next comes first. `more` says whether others follow: then send the last `due_ms` as `after_ms`."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
         now_ms = now_ms_of(redis)
-        wanted = Selection(ticket, task)
-        # The filter by ticket and task is applied here, so that what is read has a bound.
-        source = soonest_first(redis, lanes, Selection(None, None, after_ms, before_ms, mode))
-        found: list[dict[str, Any]] = []
-        more = False
-        for number, message in enumerate(source):
-            more = len(found) == limit or number == LOOKED_AT
-            if more:
-                break
-            if wanted.matches(message):
-                found.append(message.summary(now_ms))
-        return {"total": count_of(redis, lanes, Selection()), "more": more, "messages": found}
+        page = delayed_page(redis, lanes, Selection(ticket, task, after_ms, before_ms, mode), limit)
+        found = [message.summary(now_ms) for message in page.found]
+        return {"total": count_of(redis, lanes, Selection()), "more": page.last is not None, "messages": found}
 
     return await _view(site, caller, subscription, read)
 

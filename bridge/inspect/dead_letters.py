@@ -8,6 +8,7 @@ from heapq import merge
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from bridge.inspect.page import page_of
 from bridge.inspect.partitions import name_letter
 from bridge.protocol.dead_letters import Letter, read_letter
 from bridge.routing.ids import id_key
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Letters in one page. Each may hold a whole payload and 16 KiB of traceback.
 PAGE = 100
-#: Letters that are read for one page of a list.
-LOOKED_AT = 10_000
 
 
 def newest_first(redis: Redis, keys: LaneKeys, end: str = "+") -> Iterator[Letter]:
@@ -79,18 +78,12 @@ class LetterPage:
 def read_page(
     redis: Redis, lanes: Sequence[AppLane], *, before: str | None = None, limit: int = 100, **wanted: str | None
 ) -> LetterPage:
-    """The newest ``limit`` letters behind the letter ``before`` that are ``wanted``, as `select` takes it, among
-    `LOOKED_AT`. Raises redis errors.
+    """The newest ``limit`` letters behind the letter ``before`` that are ``wanted``, in the form that `select` takes.
+
+    Raises redis errors.
     """
-    found: list[Letter] = []
-    last = None
-    looked_at = 0
-    for looked_at, letter in enumerate(newest_first_in(redis, lanes, before), 1):
-        if len(found) == limit or looked_at > LOOKED_AT:
-            return LetterPage(tuple(found), last, looked_at - 1)
-        found += select(iter([letter]), **wanted)
-        last = letter.id
-    return LetterPage(tuple(found), None, looked_at)
+    page = page_of(newest_first_in(redis, lanes, before), limit, _test(**wanted))
+    return LetterPage(page.found, None if page.last is None else page.last.id, page.looked_at)
 
 
 def of_message(redis: Redis, keys: LaneKeys, id_: str) -> list[Letter]:
@@ -106,12 +99,15 @@ def select(
     letters: Iterator[Letter], *, ticket: str | None = None, task: str | None = None, reason: str | None = None
 ) -> Iterator[Letter]:
     """The ``letters`` with this ticket, this task, and this text in reason or error (any case). None: any."""
-    tests: list[Callable[[Letter], bool]] = []
-    if ticket is not None:
-        tests.append(lambda letter: letter.ticket_id == ticket)
-    if task is not None:
-        tests.append(lambda letter: letter.task == task)
-    if reason is not None:
-        wanted = reason.casefold()
-        tests.append(lambda letter: wanted in letter.reason.casefold() or wanted in letter.error.casefold())
-    return (letter for letter in letters if all(test(letter) for test in tests))
+    return filter(_test(ticket, task, reason), letters)
+
+
+def _test(ticket: str | None = None, task: str | None = None, reason: str | None = None) -> Callable[[Letter], bool]:
+    text = None if reason is None else reason.casefold()
+
+    def is_wanted(letter: Letter) -> bool:
+        if ticket not in (None, letter.ticket_id) or task not in (None, letter.task):
+            return False
+        return text is None or text in letter.reason.casefold() or text in letter.error.casefold()
+
+    return is_wanted

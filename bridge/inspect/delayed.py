@@ -8,13 +8,14 @@ no index by ticket or task: a search for these reads the entry of every delayed 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bridge.inspect.page import Page, page_of
 from bridge.inspect.scans import IDS_KEPT, LIMIT, Scan
 from bridge.protocol.outcomes import is_id
 from bridge.routing.errors import InputError
@@ -147,6 +148,13 @@ def soonest_first(
         _of_lane(redis, lane.settings, lane.id_suffix, mode, selection, on_page) for lane in lanes for mode in modes
     ]
     return filter(selection.matches, _in_order(sources))
+
+
+def read_page(redis: Redis, lanes: Sequence[AppLane], selection: Selection, limit: int) -> Page[DelayedMessage]:
+    """The first ``limit`` messages that are meant, in the order in which they are due. Raises redis errors."""
+    # The page tests ticket and task, so that it counts all messages that are read for them.
+    source = soonest_first(redis, lanes, replace(selection, ticket=None, task=None))
+    return page_of(source, limit, selection.matches)
 
 
 def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, DelayedMessage | None]:

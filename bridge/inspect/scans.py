@@ -145,7 +145,7 @@ def search_stream(redis: Redis, keys: LaneKeys, ticket: bytes, after: str) -> Sc
 
 
 def newest_in_stream(redis: Redis, keys: LaneKeys, ticket: bytes, up_to: str) -> str | None:
-    """The newest message of the ticket in the stream with an id up to ``from_``. None: the search found none within its
+    """The newest message of the ticket in the stream with an id up to ``up_to``. None: the search found none within its
     bound.
     """
     pages = _Pages()
