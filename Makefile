@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench goals sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench goals bench-chaos sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +22,8 @@ JOBS ?= 6
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the goals: .venv/bin/python -m benchmarks.goals --help
 GOALS_ARGS ?=
+# Options for the chaos benchmark: .venv/bin/python -m benchmarks.chaos --help
+BENCH_CHAOS_ARGS ?=
 # Options for the soak: .venv/bin/python -m tests.chaos.soak --help
 SOAK_ARGS ?=
 
@@ -130,6 +132,10 @@ $(PEERS): benchmarks/peers/package-lock.json
 goals: $(READY) ## Each goal against its peer, as reached or not (GOALS_ARGS="--rounds 1 --scale 0.1")
 	-@$(MAKE) --no-print-directory --silent $(PEERS)
 	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
+
+bench-chaos: $(READY) ## What the bridge and its peers do with order while processes die (BENCH_CHAOS_ARGS="--rounds 1 --seconds 20")
+	-@$(MAKE) --no-print-directory --silent $(PEERS)
+	$(BIN)/python -m benchmarks.chaos $(BENCH_CHAOS_ARGS)
 
 sparkbench: $(READY) ## Spark writing and reading a stream, against the server alone and the usual ways; needs redis-benchmark
 	$(BIN)/python -m benchmarks.spark_write

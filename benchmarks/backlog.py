@@ -45,10 +45,10 @@ def run(scale: float) -> Metrics:
         before = _others(stack, others, numbers)
         metrics = {"before": before, "rss_empty_mib": _rss_mib(leader)}
         push(stack.server.url, "stuck", stuck(2, backlog // 5))
-        _wait_until_read(stack)
+        wait_until_read(stack)
         metrics["rss_fifth_mib"] = _rss_mib(leader)
         push(stack.server.url, "stuck", stuck(backlog // 5 + 2, backlog - backlog // 5))
-        _wait_until_read(stack)
+        wait_until_read(stack)
         metrics["rss_full_mib"] = _rss_mib(leader)
         metrics["growth_mib"] = metrics["rss_full_mib"] - metrics["rss_fifth_mib"]
         metrics["after"] = _others(stack, others, numbers)
@@ -74,7 +74,8 @@ def stuck(first: int, count: int) -> Iterator[Item]:
         yield "STUCK", {"t": STUCK, "n": number}
 
 
-def _wait_until_read(stack: Stack) -> None:
+def wait_until_read(stack: Stack) -> None:
+    """Until the master has read everything that is there."""
     stack.wait(lambda: pending(stack) == _added(stack) - _settled(stack), "the backlog to be read", READ_S)
 
 

@@ -27,6 +27,8 @@ from bridge.stack.orphan_stopper import OrphanStopper
 ROOT = Path(__file__).resolve().parent.parent
 #: Where fake or real, the lane is the default one.
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
+#: Environment variable with the server's URL, for the apps.
+URL = "BENCHMARK_URL"
 #: Environment variable with `bridge_history`; unset: the bridge's own default.
 HISTORY = "BENCHMARK_HISTORY"
 #: Seconds that processes may take to come up.
@@ -77,7 +79,7 @@ class Stack:
     def environment(self) -> dict[str, str]:
         """The environment variables of the processes."""
         return {
-            "BENCHMARK_URL": self.server.url,
+            URL: self.server.url,
             FOLDER: str(self.folder),
             "BENCHMARK_BUNDLE_MS": str(self._bundle_ms),
             **self.environment_more,
@@ -102,6 +104,21 @@ class Stack:
         found = psutil.Process(process.pid)
         self._roles.setdefault(role, []).append(found)
         return found
+
+    def talk(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Starts a process that is written to and read from; it is not watched, and ends with the stack."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            start_new_session=True,
+        )
+        stopper = OrphanStopper(process.pid)
+        self._cleanup.callback(stopper.release)
+        self._ended.append(process)
+        return process
 
     def start_workers(self, count: int, concurrency: int, *, queues: bool = False) -> None:
         """Starts Celery workers with the flags that all peers get, and waits until all are ready to receive.

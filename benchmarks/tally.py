@@ -48,12 +48,16 @@ class Tally:
 
     def count(self, ticket: int, number: int) -> None:
         """One execution of message ``number`` (1, 2, …) of ``ticket``."""
+        place = ticket * _NUMBER.size
+        late = _NUMBER.unpack_from(self._seen, place)[0] != number - 1
+        _NUMBER.pack_into(self._seen, place, number)
+        self.ran(late=late)
+
+    def ran(self, *, late: bool) -> None:
+        """One execution; ``late``: not of the next message of its ticket."""
         if self._pid != os.getpid():
             self._open()
-        place = ticket * _NUMBER.size
-        if _NUMBER.unpack_from(self._seen, place)[0] != number - 1:
-            self._misplaced += 1
-        _NUMBER.pack_into(self._seen, place, number)
+        self._misplaced += late
         self._done += 1
         _COUNT.pack_into(self._mine, 0, self._done, self._misplaced)
 

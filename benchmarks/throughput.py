@@ -8,6 +8,7 @@ at which a tenth is done (everybody is awake and measured by then) to the end.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import psutil
 from benchmarks.feed import enqueue, items, push, reveal
 from benchmarks.peers.node import fill, work
 from benchmarks.results import DISTURBANCE, Metrics
-from benchmarks.stack import HISTORY, KEYS, Stack
+from benchmarks.stack import HISTORY, KEYS, URL, Stack
 
 #: Database in which Celery's queue is filled.
 HIDDEN_DB = 1
@@ -80,6 +81,8 @@ class Load:
     messages: dict[str, int]
     #: Messages a second if all processes did nothing but the tasks' own work; 0: there is no such bound.
     ideal: float = 0.0
+    #: Seconds that the way to the server takes, there and back.
+    round_trip_s: float = 0.0
     #: Variant -> its task, where it is another one.
     tasks: Mapping[str, str] = field(default_factory=dict)
 
@@ -98,6 +101,7 @@ LOADS = {
     "hot": Load(
         "noop", 1, 1, 2, {"plain": 8_000, "lock": 3_000, "bundles": 30_000, "singles": 4_000, "groupmq": 10_000}
     ),
+    "far": Load("noop", 1000, 1, 2, {"plain": 2_000, "bundles": 40_000}, round_trip_s=0.002),
     "eight_long": Load("long_nap", 8, 2, 4, {"bundles": 600}, ideal=80.0),
     "state": Load(
         "fold", 1000, 1, 2, {"plain": 6_000, "bundles": 20_000, "keyed": 60_000, "groupmq": 30_000},
@@ -121,6 +125,7 @@ def run(case: str, variant: str, scale: float) -> Metrics:
 def _bridge(load: Load, variant: str, count: int) -> Metrics:
     bundled, historical = BRIDGED[variant]
     with Stack("bridged", bundle_ms=10.0 if bundled else 0.0) as stack:
+        _put_far_away(stack, load)
         if not historical:
             stack.environment_more[HISTORY] = "0"
         if variant == "events":
@@ -137,6 +142,7 @@ def _celery(load: Load, variant: str, count: int) -> Metrics:
     """Plain Celery, with locks, or with a queue for each one-process worker: as many processes in all."""
     queues = load.workers * load.concurrency if variant == "queues" else 0
     with Stack("locked" if variant == "lock" else "plain") as stack:
+        _put_far_away(stack, load)
         if queues:
             stack.start_workers(queues, 1, queues=True)
         else:
@@ -161,6 +167,15 @@ def _groupmq_at(case: str, count: int, concurrency: int) -> Metrics:
         fill(stack, "groupmq", items(count, load.tickets))
         work(stack, "groupmq", load.workers * load.concurrency, load.task, str(concurrency))
         return clocked(stack, stack.tally.done, count)
+
+
+def _put_far_away(stack: Stack, load: Load) -> None:
+    """What is started from now on has the server behind a proxy that delays."""
+    if load.round_trip_s:
+        command = [sys.executable, "-m", "benchmarks.far", str(stack.server.port), f"{load.round_trip_s / 2}"]
+        said = stack.talk(command).stdout
+        assert said is not None
+        stack.environment_more[URL] = f"redis://127.0.0.1:{int(said.readline())}/0"
 
 
 def _clocked_in_order(stack: Stack, progress: Callable[[], int], count: int) -> Metrics:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pydantic_core import PydanticUndefined
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from benchmarks.chaos.report import markdown as chaos_table  # noqa: E402
 from bridge.audit.checks import Check  # noqa: E402
 from bridge.cli.main import cli  # noqa: E402
 from bridge.http.application import describe  # noqa: E402
@@ -351,7 +353,14 @@ def audit_checks() -> str:
 
 # -- Pages ------------------------------------------------------------------------------------------------------------
 
+
+def chaos_benchmark() -> str:
+    """What the last run of the chaos benchmark that was published came to."""
+    return chaos_table(json.loads((DOCS.parent / "benchmarks" / "data" / "chaos.json").read_text("utf-8")))
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "chaos benchmark": chaos_benchmark,
     "settings": settings,
     "schedule entry": schedule_entry,
     "keys of a lane": lane_keys,

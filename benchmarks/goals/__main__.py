@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.goals.goal import Goal
-from benchmarks.goals.rows import CASES, ROWS
+from benchmarks.goals.rows import ROWS, Run, cases
+from benchmarks.incidents import LOG
 from benchmarks.machine import describe
 from benchmarks.peers.node import NotInstalled, version
 from benchmarks.report import show_disturbance, show_machine, significant
@@ -26,6 +29,8 @@ from bridge.routing.errors import TicketBridgeError
 #: Characters.
 TABLE_WIDTH = 160
 
+#: How the reason begins where a run broke.
+BROKE = "a run broke: "
 #: (case, variant) -> why it was left out.
 Missing = dict[tuple[str, str], str]
 
@@ -35,11 +40,27 @@ Missing = dict[tuple[str, str], str]
 @click.option("--scale", type=float, default=1.0, show_default=True, help="What to make of the number of messages.")
 @click.option("--only", multiple=True, type=click.Choice(list(ROWS)), help="This row only; may be repeated.")
 @click.option("--skip", multiple=True, type=click.Choice(list(ROWS)), help="Not this row; may be repeated.")
+@click.option("--full", is_flag=True, help="1,000,000 tickets, 5,000,000 waiting, 16 workers in the scaling rows.")
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar=LOG,
+    show_envvar=True,
+    help="The incident log of the row `incidents`: a CSV, gzipped or not.",
+)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
     help="Where the figures go.  [default: benchmarks/results/goals-<time>.json]",
 )  # fmt: skip
-def main(rounds: int, scale: float, only: tuple[str, ...], skip: tuple[str, ...], json_file: Path | None) -> None:
+def main(
+    rounds: int,
+    scale: float,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    full: bool,
+    log: Path | None,
+    json_file: Path | None,
+) -> None:
     """Measures the rows of the project's goals, and says which are reached.
 
     The variants of a case take turns within each round; a ratio is formed within a round, and its median is judged.
@@ -50,11 +71,14 @@ def main(rounds: int, scale: float, only: tuple[str, ...], skip: tuple[str, ...]
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     json_file = json_file or ROOT / "benchmarks" / "results" / f"goals-{stamp}.json"
     results, missing = Results(), Missing()
+    if log is not None:
+        os.environ[LOG] = str(log)
+    runs = cases(full=full)
     try:
         machine = {**describe(), **_peers()}
         show_machine(console, machine)
         for turn in range(1, rounds + 1):
-            _round(console, f"round {turn} of {rounds}", rows, scale, results, missing)
+            _round(console, f"round {turn} of {rounds}", rows, runs, scale, results, missing)
             _write(json_file, machine, rounds, scale, results, rows)
     except TicketBridgeError as error:
         click.echo(f"Error: {error}", err=True)
@@ -62,6 +86,7 @@ def main(rounds: int, scale: float, only: tuple[str, ...], skip: tuple[str, ...]
     console.print(table(rows, results, missing))
     show_disturbance(console, results)
     console.print(f"Figures of all rounds: {json_file}", soft_wrap=True)
+    sys.exit(int(any(reason.startswith(BROKE) for reason in missing.values())))
 
 
 def _peers() -> dict[str, str]:
@@ -84,7 +109,13 @@ def wanted(rows: Mapping[str, Goal]) -> dict[str, list[str]]:
 
 
 def _round(
-    console: Console, title: str, rows: Mapping[str, Goal], scale: float, results: Results, missing: Missing
+    console: Console,
+    title: str,
+    rows: Mapping[str, Goal],
+    runs: Mapping[str, Run],
+    scale: float,
+    results: Results,
+    missing: Missing,
 ) -> None:
     for case, variants in wanted(rows).items():
         for variant in variants:
@@ -92,10 +123,15 @@ def _round(
                 continue
             try:
                 with console.status(f"{title}: {case}, {variant}"):
-                    metrics = CASES[case](variant, scale)
+                    metrics = runs[case](variant, scale)
             except NotInstalled as reason:
                 missing[case, variant] = str(reason)
                 console.print(f"{title}  {case}, {variant}: left out; {reason}", highlight=False, soft_wrap=True)
+                continue
+            except (TicketBridgeError, RedisError) as error:
+                # The other rows are worth their time.
+                missing[case, variant] = f"{BROKE}{error}"
+                console.print(f"{title}  {case}, {variant}: {BROKE}{error}", highlight=False, soft_wrap=True)
                 continue
             results.add(case, variant, metrics)
             said = ", ".join(f"{name} {significant(value)}" for name, value in list(metrics.items())[:3])

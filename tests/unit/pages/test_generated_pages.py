@@ -39,7 +39,10 @@ def test_every_command_is_on_the_page(generate: ModuleType) -> None:
 
 def test_every_setting_key_and_error_is_on_its_page(generate: ModuleType) -> None:
     shown = {page.name for page in generate.pages()}
-    assert shown == {"commands.md", "settings.md", "http.md", "keys.md", "errors.md", "audit.md", "internals.md"}
+    assert shown == {
+        *("commands.md", "settings.md", "http.md", "keys.md", "errors.md", "audit.md", "internals.md"),
+        "chaos-benchmark.md",
+    }
     settings = (REFERENCE / "settings.md").read_text()
     named = [name for model in generate.models() for name in model.model_fields if name != "lane"]
     assert len(named) > 20

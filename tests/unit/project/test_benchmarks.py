@@ -20,8 +20,7 @@ from benchmarks.goals import __main__ as goals_command
 from benchmarks.goals.__main__ import wanted
 from benchmarks.goals.goal import Goal
 from benchmarks.goals.house import GOALS
-from benchmarks.goals.rows import CASES as ROW_CASES
-from benchmarks.goals.rows import ROWS
+from benchmarks.goals.rows import ROWS, cases
 from benchmarks.peers.node import NotInstalled
 from benchmarks.report import ratio_text, show_case, show_disturbance, show_goals, significant
 from benchmarks.results import DISTURBANCE, Metrics, Results
@@ -125,7 +124,7 @@ def test_every_goal_names_what_a_case_measures() -> None:
 
 def test_every_row_names_a_case_and_has_one_bound() -> None:
     for row in ROWS.values():
-        assert row.case in ROW_CASES
+        assert row.case in cases(full=False)
         assert (row.at_least is None) != (row.at_most is None)
 
 
@@ -150,7 +149,7 @@ def test_a_row_without_its_peer_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "left": Goal("left", "case", "bridge", "rate", at_least=1, peer="node"),
     }
     monkeypatch.setattr(goals_command, "ROWS", rows)
-    monkeypatch.setattr(goals_command, "CASES", {"case": run})
+    monkeypatch.setattr(goals_command, "cases", lambda **_: {"case": run})
     monkeypatch.setattr(goals_command, "describe", dict)
     target = tmp_path / "figures.json"
     done = CliRunner().invoke(goals_command.main, ["--rounds", "2", "--json", str(target)])
@@ -162,6 +161,25 @@ def test_a_row_without_its_peer_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "no node here" in said["left"]
     written = json.loads(target.read_text())
     assert {name: row["reached"] for name, row in written["rows"].items()} == {"there": True, "missed": False}
+
+
+def test_a_row_that_breaks_is_named_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(variant: str, scale: float) -> Metrics:
+        if variant == "plain":
+            raise BenchmarkFailed(f"nothing moved at {scale}")
+        return {"rate": 30.0}
+
+    rows = {
+        "broken": Goal("broken", "case", "bridge", "rate", at_least=3, peer="plain"),
+        "whole": Goal("whole", "case", "bridge", "rate", at_least=3),
+    }
+    monkeypatch.setattr(goals_command, "ROWS", rows)
+    monkeypatch.setattr(goals_command, "cases", lambda **_: {"case": run})
+    monkeypatch.setattr(goals_command, "describe", dict)
+    done = CliRunner().invoke(goals_command.main, ["--rounds", "2", "--json", str(tmp_path / "figures.json")])
+    assert done.exit_code == 1
+    assert "nothing moved at 1.0" in done.output
+    assert any("whole" in line and " reached" in line for line in done.output.splitlines())
 
 
 # -- counting ----------------------------------------------------------------------------------------------------------
