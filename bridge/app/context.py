@@ -46,6 +46,7 @@ class TicketContext:
         "_write_success",
         "attempt",
         "body_reached",
+        "came_of_body",
         "deadline",
         "dropped",
         "entered",
@@ -95,6 +96,9 @@ class TicketContext:
         self.entered = False
         #: Whether the ``__call__`` methods of the base classes have reached the task's body.
         self.body_reached = False
+        #: What came of the body, if it ran outside of Celery's tracer: (exception, result). The tracer calls the task,
+        #: and gets it.
+        self.came_of_body: tuple[Exception | None, Any] | None = None
         #: Returns whether the lease that the message was dispatched under still holds.
         self.lease_holds = lease_holds
         #: Whether the lease was over just before the task's body. Then the body did not run.

@@ -25,7 +25,7 @@ from bridge.producer.push import apush_many, push, push_many
 from bridge.routing.errors import ConfigurationError, StaleFence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from bridge.app.context import TicketContext
     from bridge.producer.parts import Row
@@ -316,14 +316,28 @@ def ticket_of(task: Any) -> TicketContext | None:
 def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
 
-    For a message it checks the lease again, calls the rollback, and writes the success early if there is a result. It
-    turns an exception into the bridge's retry. For Celery, a message that its task dropped is a success without result.
+    For a message it checks the lease again, and handles the message (`handled`). A message whose body has run already
+    (`bridge.worker.pool.light_tracer`) ends as its body did.
     """
     ticket = ticket_of(self)
     if ticket is None and self.request.is_eager:
         ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
     if ticket is None or ticket.entered:
+        if ticket is not None and ticket.came_of_body is not None:
+            (exc, result), ticket.came_of_body = ticket.came_of_body, None
+            if exc is not None:
+                raise exc
+            return result
         return super(self._outermost, self).__call__(*args, **kwargs)
+    return handled(self, ticket, self.request, args, kwargs)
+
+
+def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Handles a message by the task ``self``. Returns the result of the body.
+
+    It checks the lease, calls the rollback, and writes the success early if there is a result. It turns an exception
+    into the bridge's retry. For Celery, a message that its task dropped is a success without result.
+    """
     ticket.entered = True
     if not ticket.lease_holds():
         # Since the lease was checked, signal handlers may have taken long, and with `task_track_started` a write to the
@@ -335,7 +349,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     fork_depth = forked_children.fork_depth
     try:
         try:
-            if not self._rolls_back_in_run:
+            if ticket.lost is not None and not self._rolls_back_in_run:
                 self._roll_back(ticket, args, kwargs)
             # If no base class has a `__call__`, the body is called directly, as Celery does: that is faster. Tests, and
             # Celery's autoretry, may have set another `run` on the task itself.
@@ -349,10 +363,10 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             ticket.close_state()
             raise
         finally:
-            if forked_children.fork_depth != fork_depth and not self.request.is_eager:
+            if forked_children.fork_depth != fork_depth and not request.is_eager:
                 forked_children.exit_forked_child(self.name)
         ticket.close_state()
-        if ticket.has_changes and not self.ignore_result:
+        if not self.ignore_result and ticket.has_changes:
             # A caller that waits for the result must find the effects applied.
             ticket.write_success()
         return result

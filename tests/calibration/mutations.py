@@ -470,6 +470,13 @@ MUTATIONS = [
             ),
         ),
     ),
+    Mutation(
+        "a body that failed without Celery's tracer counts as a success",
+        "promise 4",
+        "steady",
+        ("ledger: lost",),
+        (Edit("bridge/worker/pool/light_tracer.py", "came_of_body = (exc, None)", "came_of_body = (None, None)"),),
+    ),
     # -- promise 1, for each partition: a ticket has one ---------------------------------------------------------------
     Mutation(
         "a push goes to the wrong partition",

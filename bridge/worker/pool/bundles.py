@@ -28,6 +28,7 @@ from bridge.worker.pool.delivery import (
     failed,
     ignored,
 )
+from bridge.worker.pool.light_tracer import LightTracer
 from bridge.worker.pool.states import LeaseOver
 
 if TYPE_CHECKING:
@@ -64,12 +65,14 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
         for ticket, offset, attempt, messages in readable_runs(body, UNREADABLE)
     ]
     template = request_of_bundle(request, execution.hostname)
+    light = LightTracer(template)
     cut_off, asked = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
     if cut_off:
         for deliveries in runs:
             for one in deliveries:
                 if one.fence == cut_off:
-                    execution.report_cut_off(one, _request_of(execution, one, template), asked=asked)
+                    known = execution.app.tasks.get(one.task)
+                    execution.report_cut_off(one, one.request(template, known), asked=asked)
         # Outcomes of messages that the dead process had settled have stale fences, and change nothing. The first other
         # message of a run goes back, and the rest of its run with it.
         outcomes = [
@@ -128,7 +131,7 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
                 events[delivery.fence] = (delivery.message_id, REVOKED, "", "")
                 pending.append((delivery, delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)))
                 continue
-            outcome, traced = _traced(execution, delivery, incarnation, template)
+            outcome, traced = _traced(execution, delivery, incarnation, template, light)
             events[delivery.fence] = event_of(delivery, traced)
             pending.append((delivery, outcome))
             if (outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED) and position + 1 < len(deliveries):
@@ -164,28 +167,16 @@ def _read_states(execution: Execution, incarnation: str, runs: list[list[Deliver
 
 
 def _traced(
-    execution: Execution, delivery: Delivery, incarnation: str, template: dict[str, Any]
+    execution: Execution, delivery: Delivery, incarnation: str, template: dict[str, Any], light: LightTracer
 ) -> tuple[Outcome, Traced]:
-    wanted = _request_of(execution, delivery, template)
     if delivery.args[1] is UNREADABLE:
         exc = ValueError("the payload cannot be read")
         return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
     try:
-        return execution.trace(delivery, incarnation, wanted)
+        return execution.trace(delivery, incarnation, template, light)
     except Exception as exc:
         # It came from outside the task's body and Celery's tracer. A time limit, for example, may strike anywhere.
         return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
-
-
-def _request_of(execution: Execution, delivery: Delivery, template: dict[str, Any]) -> dict[str, Any]:
-    wanted = dict(template)
-    wanted["id"] = wanted["correlation_id"] = wanted["root_id"] = delivery.message_id
-    wanted["task"] = delivery.task
-    wanted["retries"] = delivery.attempt - 1
-    wanted["args"], wanted["kwargs"] = delivery.args, delivery.kwargs
-    known = execution.app.tasks.get(delivery.task)
-    wanted["ignore_result"] = bool(known.ignore_result) if known is not None else True
-    return wanted
 
 
 def request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:

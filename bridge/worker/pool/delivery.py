@@ -77,6 +77,20 @@ class Delivery:
         #: When it started, Unix time in us; 0: not started.
         self.started_us = 0
 
+    def request(self, shared: dict[str, Any], task: Any) -> dict[str, Any]:
+        """The fields of its request in a bundle. ``shared``: those of all messages; ``task``: None if it is unknown."""
+        return {
+            **shared,
+            "id": self.message_id,
+            "correlation_id": self.message_id,
+            "root_id": self.message_id,
+            "task": self.task,
+            "retries": self.attempt - 1,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "ignore_result": bool(task.ignore_result) if task is not None else True,
+        }
+
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
         """The outcome ``kind`` of this delivery."""
         if kind is Kind.FAILED and self.context is not None and self.context.rollback_failed:

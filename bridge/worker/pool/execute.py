@@ -6,8 +6,9 @@ The steps for one message are the same on both paths (`bridge.worker.pool.bundle
    charge.
 2. Check that the lease of its incarnation holds, and that the message was not recalled. A message whose lease is over
    is dropped. A recalled one is given back.
-3. Run the task by Celery's own tracer. Signals and result backends may take long before the task's body starts, so the
-   lease is checked again there (`bridge.app.task.enter`).
+3. Run the task by Celery's own tracer, or in a bundle by the light one (`bridge.worker.pool.light_tracer`). Signals and
+   result backends may take long before the task's body starts, so the lease is checked again there
+   (`bridge.app.task.handled`).
 4. Write the outcome, with the effects in the same step. Only then the ticket's next message may start.
 
 The lease is checked in memory, never in Redis. So the only Redis command between two messages is one write, and in a
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from bridge.consumer.writer import OutcomeWriter
     from bridge.settings.lane import LaneSettings
     from bridge.worker.guard.shared_page import SharedPage
+    from bridge.worker.pool.light_tracer import LightTracer
 
 logger = get_logger(__name__)
 
@@ -114,8 +116,17 @@ class Execution:
 
     # -- one message ---------------------------------------------------------------------------------------------
 
-    def trace(self, delivery: Delivery, incarnation: str, request: dict[str, Any]) -> tuple[Outcome, Traced]:
-        """Runs one message by Celery's tracer. Returns its outcome, and the result for Celery.
+    def trace(
+        self,
+        delivery: Delivery,
+        incarnation: str,
+        request: dict[str, Any],
+        light: LightTracer | None = None,
+    ) -> tuple[Outcome, Traced]:
+        """Runs one message. Returns its outcome, and the result for Celery.
+
+        ``request``: the fields of its request. With ``light``, those that all messages of the bundle share; then
+        Celery's tracer runs the message only where ``light`` does not.
 
         The outcome is not written yet, unless the task has a result that is stored: see `_write_early`.
         """
@@ -146,7 +157,6 @@ class Execution:
             delivery.lost,
             self.lane,
         )
-        request["bridge_ticket"] = context
         delivery.context = context
         if task.bridge_state:
             try:
@@ -159,7 +169,12 @@ class Execution:
         started = time.perf_counter()
         info: Any
         try:
-            result, info, runtime, shown = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, request)
+            traced = light.run(task, delivery, context) if light is not None else None
+            if traced is None:
+                wanted = dict(request) if light is None else delivery.request(request, task)
+                wanted["bridge_ticket"] = context
+                traced = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, wanted)
+            result, info, runtime, shown = traced
         except Exception as exc:
             # It came from Celery's tracer: a result that cannot be stored, or a time limit that struck there. Only this
             # message fails, and not the others of its bundle.

@@ -1,0 +1,181 @@
+"""Runs a message of a bundle without Celery's tracer, where nobody could tell the difference.
+
+Celery's tracer costs more than everything else that a pool process does for a short task. Most of it serves listeners:
+signals, handlers, results, callbacks. `LightTracer` runs the body alone, if the task has none of them, and
+if the body succeeds. Whatever else comes of the body (an exception, a callback that it asked for) goes through Celery's
+tracer, which calls the task again: `bridge.app.task.enter` then raises or returns what came of the body. So all paths
+but one are Celery's own code, in every version.
+
+The tracer that Celery would use is looked at first. A library may have replaced or wrapped it, as Sentry and New Relic
+do. A later version of Celery may do more in it. In both cases Celery's is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+from inspect import unwrap
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import celery
+from celery import signals
+from celery._state import _task_stack
+from celery.app import trace
+from celery.app.task import Context
+from celery.backends.base import Backend
+from celery.loaders.base import BaseLoader
+from celery.utils.saferepr import saferepr
+from celery.utils.threads import LocalStack
+from kombu.utils.encoding import safe_repr
+
+from bridge.app.task import enter, handled
+
+if TYPE_CHECKING:
+    from bridge.app.context import TicketContext
+    from bridge.worker.pool.delivery import Delivery
+
+#: The versions of Celery whose tracer was compared with this one (`tests/unit/worker/test_light_tracer.py`).
+COMPARED = ((5, 6), (5, 7))
+
+#: What Celery's tracer must have found when it was built: no listener. A name that it does not have is another tracer.
+_NO_LISTENER: dict[str, Any] = {
+    "eager": False,
+    "task_before_start": None,
+    "task_on_success": None,
+    "task_after_return": None,
+}
+
+#: What Celery's tracer returns: (result or ExceptionInfo, info, seconds, result as text).
+Traced = tuple[Any, Any, Any, Any]
+
+
+class LightTracer:
+    """Runs messages of one bundle. ``request``: the request fields that they share."""
+
+    __slots__ = ("_request", "_templates")
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request = request
+        #: Task name -> the attributes of its requests in this bundle; None: the task needs Celery's tracer.
+        self._templates: dict[str, dict[str, Any] | None] = {}
+
+    def run(self, task: Any, delivery: Delivery, context: TicketContext) -> Traced | None:
+        """Runs the body. None: it was not run, and Celery's tracer must run it."""
+        try:
+            template = self._templates[delivery.task]
+        except KeyError:
+            template = self._templates[delivery.task] = self._template(task)
+        if template is None or _has_receivers():
+            return None
+        started = time.monotonic()
+        request = Context.__new__(Context)
+        id_, args, kwargs = delivery.message_id, delivery.args, delivery.kwargs
+        request.__dict__ = own = {
+            **template,
+            "id": id_,
+            "correlation_id": id_,
+            "root_id": id_,
+            "retries": delivery.attempt - 1,
+            "args": args,
+            "kwargs": kwargs,
+            "bridge_ticket": context,
+            "headers": {"bridge_ticket": context},
+        }
+        requests = task.request_stack
+        _task_stack.push(task)
+        requests.push(request)
+        try:
+            result = handled(task, context, request, args, kwargs)
+        except Exception as exc:
+            context.came_of_body = (exc, None)
+        else:
+            if not (request.callbacks or request.chain or request.chord):
+                shown = "None" if result is None else saferepr(result, task.resultrepr_maxsize)
+                runtime = time.monotonic() - started
+                if trace.logger.isEnabledFor(logging.INFO):
+                    _log(task, request, shown, runtime)
+                return result, None, runtime, shown
+            context.came_of_body = (None, result)
+        finally:
+            _task_stack.pop()
+            requests.pop()
+        # The body may have changed its request, and Celery's tracer takes it over.
+        traced: Traced = task.__trace__(id_, args, kwargs, own)
+        return traced
+
+    def _template(self, task: Any) -> dict[str, Any] | None:
+        if not is_light(task):
+            return None
+        known = {**self._request, "task": task.name, "ignore_result": True}
+        # With the names that differ between messages: so Celery sees the same names as in a whole request.
+        request = Context({**known, "id": "", "bridge_ticket": None}, args=(), called_directly=False, kwargs={})
+        made: dict[str, Any] = vars(request)
+        return made if made["headers"] == {"bridge_ticket": None} else None
+
+
+def is_light(task: Any) -> bool:
+    """Whether nothing that Celery's tracer does beside the body of ``task`` has an effect, if the body succeeds.
+
+    Receivers of signals are not looked at: see `LightTracer.run`.
+    """
+    tracer = task.__trace__
+    if type(tracer) is not FunctionType or tracer.__code__ is not _celerys_code(trace.build_tracer):
+        return False
+    built: dict[str, Any] = dict(
+        zip(tracer.__code__.co_freevars, (cell.cell_contents for cell in tracer.__closure__ or ()), strict=True)
+    )
+    backend = type(task.backend)
+    return (
+        all(built.get(name, name) is value for name, value in [*_NO_LISTENER.items(), ("task", task), ("fun", task)])
+        and not built.get("deduplicate_successful_tasks", True)
+        and _is_bases(built.get("loader_task_init"), BaseLoader.on_task_init)
+        and _is_bases(built.get("loader_cleanup"), BaseLoader.on_process_cleanup)
+        and bool(task.ignore_result)
+        # A `__call__` of the task itself, or of its classes, must be called.
+        and type(task).__call__ is enter
+        and task._calls_run
+        and "__call__" not in vars(task)
+        and type(task.request_stack) is LocalStack
+        and trace.Context is Context
+        and backend.mark_as_done is Backend.mark_as_done
+        and backend.process_cleanup is Backend.process_cleanup
+        and not {"mark_as_done", "process_cleanup"} & vars(task.backend).keys()
+    )
+
+
+def _log(task: Any, request: Context, shown: str, runtime: float) -> None:
+    trace.info(
+        trace.LOG_SUCCESS,
+        {
+            "id": request.id,
+            "name": trace.get_task_name(request, task.name),
+            "return_value": shown,
+            "runtime": runtime,
+            "args": request.get("argsrepr") or safe_repr(request.args),
+            "kwargs": request.get("kwargsrepr") or safe_repr(request.kwargs),
+        },
+    )
+
+
+def _has_receivers() -> bool:
+    return bool(signals.task_prerun.receivers or signals.task_postrun.receivers or signals.task_success.receivers)
+
+
+def _is_bases(method: Any, bases: Any) -> bool:
+    return getattr(method, "__func__", None) is bases
+
+
+@lru_cache(maxsize=4)
+def _celerys_code(build_tracer: Any) -> CodeType | None:
+    """The code of the tracers that Celery itself builds; None: it is not known well enough."""
+    if celery.VERSION[:2] not in COMPARED:
+        return None
+    built = unwrap(build_tracer)
+    code = getattr(built, "__code__", None)
+    # All code of Celery's module names the same file. A function of a library that took its place does not.
+    if code is None or code.co_filename != trace.TraceInfo.handle_failure.__code__.co_filename:
+        return None
+    found = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == "trace_task"]
+    return found[0] if len(found) == 1 else None
