@@ -66,14 +66,12 @@ class Wire:
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """The replies to several commands, which go out together. Few enough for the server to keep their replies."""
-        for arguments in commands:
-            self.ask(*arguments)
+        self._ask_many(commands)
         return [self.answer() for _ in commands]
 
     def replies_to(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """As `call_many`, but an error reply is in its place of the list, and is not raised."""
-        for arguments in commands:
-            self.ask(*arguments)
+        self._ask_many(commands)
         found: list[Any] = []
         for _ in commands:
             try:
@@ -87,24 +85,27 @@ class Wire:
 
     def ask(self, *arguments: Any) -> None:
         """Sends a command; `answer` reads its reply."""
+        self._send(self._connection.pack_command(*arguments))
+        self.asked = True
+
+    def _ask_many(self, commands: Sequence[Sequence[Any]]) -> None:
+        pack = self._connection.pack_command
+        # A system call for each command would cost more than the commands.
+        self._send((b"".join([part for arguments in commands for part in pack(*arguments)]),))
+        self.asked = True
+
+    def _send(self, packed: Sequence[bytes]) -> None:
         try:
             if not self._connection.is_connected:
                 self._connection.connect()
-            self._connection.send_packed_command(self._connection.pack_command(*arguments), check_health=False)
+            self._connection.send_packed_command(packed, check_health=False)
         except BaseException:
             self.close()
             raise
-        self.asked = True
 
     def call_packed(self, packed: bytes) -> Any:
         """The same for a command that the caller has encoded already: the cheapest way to ask."""
-        try:
-            if not self._connection.is_connected:
-                self._connection.connect()
-            self._connection.send_packed_command((packed,), check_health=False)
-        except BaseException:
-            self.close()
-            raise
+        self._send((packed,))
         return self.answer()
 
     def answer(self) -> Any:
