@@ -133,7 +133,7 @@ class HttpChaos:
         server = self._cleanup.enter_context(EmbeddedServer(data_dir=self._folder / "data", fsync="always"))
         yard = self._cleanup.enter_context(closing(ProcessYard(self._folder, server.url)))
         # No message is given up: the lies use up attempts.
-        self.lane = HttpLane(yard, server, self._folder, COUNTER_MAX_ATTEMPTS="1000")
+        self.lane = HttpLane(yard, server, self._folder, COUNTER_MAX_ATTEMPTS="1000", COUNTER_LEASE=str(LEASE_S))
         self.masters = [self.lane.master(name) for name in ("m1", "m2", "m3")]
         self.worker = self.lane.worker("w1")
         self.consumers = [self._program(f"h{n}") for n in range(3)]

@@ -17,6 +17,11 @@ from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import MasterNode, NodeYard
 from tests.integration.lanes import APP, LaneUnderTest
 
+#: In seconds: longer than a test on a loaded machine takes between two calls of a consumer.
+LONG_LEASE = "60"
+#: For tests in which a lease ends.
+SHORT_LEASE = {"COUNTER_LEASE": "2"}
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -42,7 +47,7 @@ class HttpLane(LaneUnderTest):
     """A lane whose masters have ports."""
 
     def __init__(self, nodes: NodeYard, server: EmbeddedServer, folder: Path, **env: str) -> None:
-        super().__init__(nodes, server, folder, **env)
+        super().__init__(nodes, server, folder, **{"COUNTER_LEASE": LONG_LEASE, **env})
         self.ports: dict[str, int] = {}
 
     def master(self, name: str, *, wait: bool = True, **env: str) -> MasterNode:
@@ -104,13 +109,13 @@ class HttpConsumerUnderTest:
         query += [("max", most), ("wait", wait), *(("has", fence) for fence in has)]
         return call(self.port, "GET", f"/api/messages/next?{urlencode(query)}", timeout_s=wait + 60)
 
-    def next(self, most: int = 1, wait: float = 10, has: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    def next(self, most: int = 1, wait: float = 30, has: tuple[int, ...] = ()) -> list[dict[str, Any]]:
         answer = self.ask(most, wait, has)
         assert answer.status == 200, answer
         found: list[dict[str, Any]] = answer.body["messages"]
         return found
 
-    def one(self, wait: float = 10) -> dict[str, Any]:
+    def one(self, wait: float = 30) -> dict[str, Any]:
         """The only message that it gets."""
         [message] = self.next(1, wait)
         return message

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ Messages = list[dict[str, Any]]
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
     lane = HttpLane(nodes, own_server, tmp_path)
+    lane.master("m1")
+    return lane
+
+
+@pytest.fixture
+def short(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
+    """A lane with leases that end soon."""
+    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_LEASE="6")
     lane.master("m1")
     return lane
 
@@ -157,11 +166,11 @@ def test_wrong_fences_foreign_ids_and_other_incarnations_change_nothing(lane: Ht
     assert (lane.count("done"), lane.count("dead")) == (1, 0)
 
 
-def test_the_acknowledgement_of_a_consumer_whose_lease_is_over_is_refused_and_its_ticket_moves(lane: HttpLane) -> None:
+def test_the_acknowledgement_of_a_consumer_whose_lease_is_over_is_refused_and_its_ticket_moves(short: HttpLane) -> None:
+    lane = short
     late = lane.consumer("h1")
     lane.push("T1", {"n": 0})
     message = late.one()
-    began = time.monotonic()
     other = lane.consumer("h2")
     moved: Messages = []
 
@@ -171,7 +180,6 @@ def test_the_acknowledgement_of_a_consumer_whose_lease_is_over_is_refused_and_it
         return bool(moved)
 
     wait_until(got, description="the ticket to move")
-    assert 1.5 < time.monotonic() - began < 2 + 1 + 1.5
     assert moved[0]["message_id"] == message["message_id"]
     assert moved[0]["fence"] > message["fence"]
     assert late.acknowledge(message).status == 410
@@ -188,24 +196,23 @@ def test_a_consumer_that_leaves_gives_its_tickets_up_at_once(lane: HttpLane) -> 
     message = first.one()
     second = lane.consumer("h2")
     assert first.leave().status == 200
-    began = time.monotonic()
-    moved = second.one()
-    assert time.monotonic() - began < 1.5
+    # Long before its lease would end
+    moved = second.one(20)
     assert (moved["message_id"], moved["attempt"]) == (message["message_id"], 1)
     assert first.acknowledge(message).status == 410
 
 
-def test_a_name_has_one_living_incarnation(lane: HttpLane) -> None:
+def test_a_name_has_one_living_incarnation(short: HttpLane) -> None:
+    lane = short
     first = lane.consumer("h1")
     body = {"name": "h1", "concurrency": 1}
-    # It is not renewed, so the second one waits for its end
-    began = time.monotonic()
+    # It is not renewed, so the second one waits for the end of its lease
     answer = call(first.port, "POST", "/api/consumers/register", body)
     assert answer.status == 200
-    assert 1 < time.monotonic() - began < 4
+    assert not lane.redis.exists(lane.keys.lease(first.incarnation))
+    second = replace(first, incarnation=answer.body["incarnation"])
+    assert second.heartbeat().body == {"wants": "go on", "lease_ms": 6000}
     assert first.heartbeat().status == 410
-    first.incarnation = answer.body["incarnation"]
-    assert first.heartbeat().body == {"wants": "go on", "lease_ms": 2000}
 
 
 def test_any_master_answers_any_call_and_one_that_dies_loses_nothing(lane: HttpLane) -> None:
@@ -288,14 +295,15 @@ def test_a_transfer_moves_tickets_to_another_consumer_between_two_messages(lane:
             lane.assert_at_rest()
 
 
-def test_a_consumer_that_receives_nothing_gets_no_more(lane: HttpLane) -> None:
+def test_a_consumer_that_receives_nothing_gets_no_more(short: HttpLane) -> None:
+    lane = short
     silent, other = lane.consumer("h1"), lane.consumer("h2")
     with silent.beating(), other.beating():
         for n in range(4):
             lane.push(f"T{n}", {"n": 0})
         for n in range(4):
             lane.wait_done(n)
-            assert other.acknowledge(other.one(20)).status == 200
+            assert other.acknowledge(other.one(60)).status == 200
         lane.wait_done(4)
         assert lane.count("stalled") == 1
         # It receives again, and takes part again
@@ -375,30 +383,26 @@ def test_registrations_that_are_malformed_are_refused(lane: HttpLane) -> None:
 def test_a_later_receive_and_the_end_of_a_master_end_a_receive_that_waits(lane: HttpLane) -> None:
     lane.master("m2")
     consumer = lane.consumer("h1")
-    answers: list[tuple[float, Answer]] = []
+    answers: list[Answer] = []
 
     def wait_for_one() -> None:
-        answer = consumer.ask(1, 20)
-        answers.append((time.monotonic(), answer))
+        # Longer than this test waits for the end of a receive
+        answers.append(consumer.ask(1, 60))
 
     with consumer.beating():
         earlier = threading.Thread(target=wait_for_one)
         earlier.start()
         wait_until(lane.redis.pubsub_channels, description="the first receive to wait")
         later = threading.Thread(target=wait_for_one)
-        began = time.monotonic()
         later.start()
         wait_until(lambda: answers, description="the first receive to end")
-        assert answers[0][1].body["messages"] == []
-        assert answers[0][0] - began < 2
+        assert answers[0].body["messages"] == []
         assert later.is_alive()
         # Heartbeats go to the other master from now on
         consumer.port = lane.ports["m2"]
         lane.nodes.masters()[0].kill("SIGTERM")
-        began = time.monotonic()
         wait_until(lambda: len(answers) == 2, description="the second receive to end")
-        assert answers[1][1].status == 200
-        assert answers[1][0] - began < 1.5
+        assert answers[1].status == 200
         earlier.join()
         later.join()
         lane.push("T1", {"n": 0})

@@ -13,12 +13,12 @@ from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import Node, NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
-from tests.integration.http.http_consumers import HttpLane
+from tests.integration.http.http_consumers import SHORT_LEASE, HttpLane
 
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    lane = HttpLane(nodes, own_server, tmp_path)
+    lane = HttpLane(nodes, own_server, tmp_path, **SHORT_LEASE)
     lane.master("m1")
     return lane
 
