@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from bridge.http import consumer_routes, health, pushing, views
 from bridge.http.consumer_routes import Consumers
-from bridge.http.description import describe_truly
+from bridge.http.description import complete_description
 from bridge.http.limits import Limited
 from bridge.http.problems import handle_problems
 
@@ -44,7 +44,7 @@ def describe(*, is_open: bool = False) -> FastAPI:
     for router in ROUTERS:
         application.include_router(router)
     handle_problems(application)
-    describe_truly(application, pushing.SCHEMAS, is_open=is_open)
+    complete_description(application, pushing.SCHEMAS, is_open=is_open)
     return application
 
 

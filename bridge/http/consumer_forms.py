@@ -69,7 +69,7 @@ class Life(_Form):
     incarnation: Incarnation
 
 
-class Beaten(BaseModel):
+class Renewed(BaseModel):
     """The answer to a heartbeat."""
 
     wants: Literal["go on", "quiet", "leave"] = Field(

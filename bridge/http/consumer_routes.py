@@ -16,7 +16,6 @@ from bridge.http.consumer_forms import (
     MOST_WAIT_S,
     Acknowledged,
     Acknowledgement,
-    Beaten,
     Delivery,
     Extended,
     Left,
@@ -25,6 +24,7 @@ from bridge.http.consumer_forms import (
     Name,
     Registered,
     Registering,
+    Renewed,
     Results,
 )
 from bridge.http.incarnations import Incarnation, Incarnations
@@ -78,11 +78,11 @@ async def register(consumers: ConsumersOf, caller: Consuming, asked: Registering
 
 
 @router.post("/api/consumers/{name}/heartbeat", summary="Renew the lease", responses=documented(404, 410))
-async def heartbeat(consumers: ConsumersOf, caller: Consuming, name: Name, life: Life) -> Beaten:
+async def heartbeat(consumers: ConsumersOf, caller: Consuming, name: Name, life: Life) -> Renewed:
     """Renews the lease. Send three in the time of a lease, so that two may be lost."""
     found = await consumers.find(caller, name, life.incarnation)
     beat = await consumers.registry.heartbeat(found)
-    return Beaten(wants=consumers.registry.wants(found, beat), lease_ms=found.lease_ms)  # type: ignore[arg-type]
+    return Renewed(wants=consumers.registry.wants(found, beat), lease_ms=found.lease_ms)  # type: ignore[arg-type]
 
 
 @router.post("/api/consumers/{name}/leave", summary="End the lease", responses=documented(404, 410))

@@ -34,7 +34,7 @@ LINKS: dict[tuple[str, str, str], dict[str, tuple[str, str, dict[str, str]]]] = 
 }
 
 
-def describe_truly(application: FastAPI, schemas: Mapping[str, Any], *, is_open: bool) -> None:
+def complete_description(application: FastAPI, schemas: Mapping[str, Any], *, is_open: bool) -> None:
     """Makes ``application`` describe what it does. ``schemas``: more forms of bodies. ``is_open``: without tokens."""
     plain = application.openapi
 
