@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -160,6 +160,29 @@ def driver_info(url: str) -> dict[str, Any]:
 _RAW: dict[str, Any] = {"protocol": 2, "decode_responses": False}
 
 
+def _packer() -> dict[str, Any]:
+    """The option that packs commands without a look at each argument; empty where redis-py packs in another way.
+
+    A step of a leader has thousands of arguments, and redis-py asks of each whether it is a buffer of another type. It
+    packs those that this packer refuses.
+    """
+    try:
+        from hiredis import pack_command
+        from redis.connection import HiredisRespSerializer
+    except ImportError:
+        return {}
+
+    class Packer(HiredisRespSerializer):
+        def pack(self, *args: Any) -> list[Any]:
+            name = args[0]
+            if type(name) is str and " " not in name:
+                with suppress(TypeError):
+                    return [pack_command(args)]
+            return list(super().pack(*args))
+
+    return {"command_packer": Packer()}
+
+
 class _Leaving:
     """A connection that is closed when the server says that it is not the primary.
 
@@ -230,7 +253,7 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
         "socket_connect_timeout": None if timeout_s is None else min(timeout_s, CONNECT_S),
         "retry": Retry(NoBackoff(), 0),
     }
-    options |= driver_info(url)
+    options |= driver_info(url) | _packer()
     if url.startswith("sentinel://"):
         return _client_of_primary(url, options, single)
     url = normalised(url)
