@@ -358,12 +358,19 @@ def undo(self: Any, lost: Any, ticket_id: str, payload: Any) -> None:
     if self.ticket.attempt <= payload.get("undo_fails_until", 0):
         raise KeyError("cannot undo yet")
     self.ticket.effects.rpush(f"log:{ticket_id}", -1)
+    if self.bridge_state:
+        self.ticket.effects.rpush(f"state undone:{ticket_id}", json.dumps(dict(self.ticket.state)))
 
 
-@app.task(bind=True, name="counter.undoes", ignore_result=True, bridge_rollback=undo, bridge_max_attempts=5)
+@app.task(
+    bind=True, name="counter.undoes", ignore_result=True, bridge_rollback=undo, bridge_max_attempts=5, bridge_state=True
+)
 def undoes(self: Any, ticket_id: str, payload: Any) -> None:
-    """Is cut off half way until attempt ``payload['until']``: by SIGKILL, or while it sleeps."""
+    """Changes its ticket's state, and is cut off half way until attempt ``payload['until']``: by SIGKILL, or while it
+    sleeps.
+    """
     with ledger(self, ticket_id, payload):
+        self.ticket.state["n"] = payload["n"]
         if self.ticket.attempt < payload["until"]:
             if payload.get("raises"):
                 raise ValueError("fails, but was not cut off")

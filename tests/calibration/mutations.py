@@ -22,11 +22,26 @@ RECORDS = "bridge/leader/picture/ticket_records.py"
 SETTLING = "bridge/leader/picture/settling.py"
 BATCH = "routing/batch.py"
 TRANSITIONS = "routing/transitions.py"
+EXECUTE = "bridge/worker/pool/execute.py"
+CONTEXT = "bridge/app/context.py"
 
 #: How a leader's script asks who leads, and stops.
 _LEADS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
 #: A read does not compare how far the group has read: the second guard against one that comes late.
 _READ_ON = Edit(READ, "if ARGV[5] ~= '' then", "if false then")
+
+#: The state of a ticket is written by commands of its own.
+_SAVED = (
+    "{indent}for effect in {context}._state_changes.effects if {context}._state_changes else ():\n"
+    "{indent}    __import__('redis').Redis.from_url(__import__('os').environ['CELERY_BROKER_URL']).execute_command(\n"
+    "{indent}        *effect.arguments\n"
+    "{indent}    )\n"
+)
+_NOT_AMONG_THE_EFFECTS = Edit(
+    CONTEXT,
+    "return effects if self._state_changes is None else (*effects, *self._state_changes.effects)",
+    "return effects",
+)
 
 MUTATIONS = [
     # -- I1: every entry is in exactly one state -------------------------------------------------------------------
@@ -262,6 +277,23 @@ MUTATIONS = [
         (Edit(SETTLING, "ticket is None or ticket.fence != outcome.fence or", "ticket is None or"),),
         long=True,
     ),
+    Mutation(
+        "a state is saved without its fence",
+        "I4",
+        "frozen solo",
+        ("ledger: state",),
+        (
+            Edit(
+                EXECUTE,
+                "            for (context, outcome, _), (code, problem) in zip(",
+                "            for context, _, _ in with_effects:\n"
+                + _SAVED.format(indent=" " * 16, context="context")
+                + "            for (context, outcome, _), (code, problem) in zip(",
+            ),
+            _NOT_AMONG_THE_EFFECTS,
+        ),
+        long=True,
+    ),
     # -- I5: a ticket moves only after the lease is over, and the worker stops before ------------------------------
     Mutation(
         "tickets move without a look at the lease",
@@ -476,6 +508,55 @@ MUTATIONS = [
         "steady",
         ("ledger: lost",),
         (Edit("bridge/worker/pool/light_tracer.py", "came_of_body = (exc, None)", "came_of_body = (None, None)"),),
+    ),
+    Mutation(
+        "a state is saved before the outcome",
+        "promise 4",
+        "steady",
+        ("ledger: state",),
+        (
+            Edit(
+                CONTEXT,
+                "default_ttl_s=self.lane.state_ttl\n            )\n",
+                "default_ttl_s=self.lane.state_ttl\n            )\n" + _SAVED.format(indent=" " * 12, context="self"),
+            ),
+        ),
+    ),
+    Mutation(
+        "a state is not among the effects",
+        "promise 4",
+        "steady",
+        ("ledger: state",),
+        (_NOT_AMONG_THE_EFFECTS,),
+        long=True,
+    ),
+    Mutation(
+        "the next message of a bundle gets the state before the last one",
+        "promise 4",
+        "steady",
+        ("ledger: state",),
+        (
+            Edit(
+                "bridge/worker/pool/bundles.py",
+                "deliveries[position + 1].state = delivery.context.saved_state",
+                "deliveries[position + 1].state = delivery.state",
+            ),
+        ),
+        long=True,
+    ),
+    Mutation(
+        "a change deep inside a state is not noticed",
+        "promise 4",
+        "steady",
+        ("ledger: state",),
+        (
+            Edit(
+                "bridge/app/state.py",
+                "if known is not None and (known == text or",
+                "if known is not None and (isinstance(value, dict) or known == text or",
+            ),
+        ),
+        long=True,
     ),
     # -- promise 1, for each partition: a ticket has one ---------------------------------------------------------------
     Mutation(

@@ -35,7 +35,7 @@ from tests.calibration import agreement
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
 from tests.chaos.chains import check_chain, together
-from tests.chaos.checks import Execution, Message, Notes, Rest, check_all
+from tests.chaos.checks import Execution, Message, Notes, Rest, check_all, check_states
 from tests.chaos.facts import Evidence
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.repartition import layouts
@@ -209,7 +209,7 @@ class Stage:
         among those of its ticket; None: the next. ``options``: of the message; one that ``expires`` has expired.
         """
         n = self._number(ticket) if number is None else number
-        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind}
+        payload = {"n": n, "ms": ms, "until": 99 if dies else until, "how": how, "kind": kind, "keep": True}
         payload |= {"v": version} if version else {}
         of = (version, generation)
         stream = next(
@@ -351,6 +351,9 @@ class Stage:
         for before, after in both + layouts(self.subscriptions):
             over_both = check_chain(together([judged[one] for one in before]), together([judged[one] for one in after]))
             self._add("ledger", [(violation.invariant, str(violation)) for violation in over_both])
+        found = evidence.states(self.redis, several=bool(self.subscriptions[0].label))
+        wrong = check_states(evidence.effects(self.redis), found)
+        self._add("ledger", [(violation.invariant, str(violation)) for violation in wrong])
         self.audit()
         assert self.listener.calls, "the listener heard nothing"
         self._hear()

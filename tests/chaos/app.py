@@ -4,7 +4,7 @@ A message's payload says what befalls it::
 
     {"n": place in its ticket, "ms": how long it works, "until": attempts that go wrong before one goes well,
      "how": "raise" | "effect" | "exit" | "kill" | "hang" | "worker" | "machine" | "nack" | "dead" | "drop",
-     "nacks": whether some deliveries refuse it without a charge;
+     "nacks": whether some deliveries refuse it without a charge; "keep": whether it changes its ticket's state;
      "priority", "expires", "timeout", "delay", "hold": options of the message}
 
 With ``effect`` the task comes to its end, and one of its effects cannot be applied. The last two end the whole worker:
@@ -28,8 +28,8 @@ import bridge
 import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
-from tests.chaos.recording import EFFECTS, WATCHER, id_of, name_of, place_of, watch
-from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STREAMS, SUBSCRIPTIONS
+from tests.chaos.recording import EFFECTS, WATCHER, folded, id_of, keeps, name_of, place_of, watch
+from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STATES, STREAMS, SUBSCRIPTIONS
 from tests.chaos.versions import FOLLOWS, OLDER_TASK
 
 #: Seconds between two signs of life of a task at work.
@@ -67,11 +67,13 @@ if FOLLOWS in os.environ:
 bridge.leader.stream.reading.READ_COUNT = bridge.leader.step.steps.READ_COUNT = (
     bridge.leader.takeover.acknowledged.PAGE
 ) = 20
+#: Whether the tasks keep a state.
+_STATE = {"bridge_state": True} if os.environ.get(STATES, "1") == "1" else {}
 _LIMITED = {"bridge_subscription": os.environ[LIMITED_IN]} if LIMITED_IN in os.environ else {}
 _ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 
-@app.task(bind=True, ignore_result=True, name="chaos.work", shared=False)
+@app.task(bind=True, ignore_result=True, name="chaos.work", shared=False, **_STATE)
 def work(self: Any, ticket_id: str, payload: Any) -> None:
     """Works for a while and may go wrong after it."""
     _do(self, ticket_id, payload)
@@ -85,7 +87,7 @@ def limited(self: Any, ticket_id: str, payload: Any) -> None:
 
 if FOLLOWS in os.environ:
 
-    @app.task(bind=True, ignore_result=True, name=OLDER_TASK, shared=False)
+    @app.task(bind=True, ignore_result=True, name=OLDER_TASK, shared=False, **_STATE)
     def older(self: Any, ticket_id: str, payload: Any) -> None:
         """The same for the older version of the stream alone."""
         if payload["v"] != OLDER:
@@ -95,6 +97,9 @@ if FOLLOWS in os.environ:
 
 def _do(task: Any, ticket_id: str, payload: Any) -> None:
     payload = {**payload, **payload.get("in", {}).get(task.ticket.subscription, {})}
+    if keeps(task, payload):
+        # Before anything goes wrong: an attempt that fails saves nothing.
+        folded(task.ticket.state, id_of(task.ticket.message_id, payload), task.ticket.fence)
     _work(task, payload["ms"] / 1000)
     attempt = task.ticket.attempt
     if payload.get("nacks") and task.ticket.fence % 3:

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from tests.chaos.facts import Effect, Evidence, Execution, Freeze, Letter, Message, Notes, Rest
+from tests.chaos.recording import folded
 
 __all__ = ["Effect", "Evidence", "Execution", "Freeze", "Letter", "Message", "Notes", "Rest", "Violation", "check_all"]
 
@@ -54,6 +55,8 @@ ATTEMPTS = "attempts"
 LEFT_OVER = "left over"
 #: The lane's counters say something else than its effects and dead letters.
 COUNTS = "counts"
+#: The state of a ticket is not what the messages that succeeded make of it, in their order (promise 4).
+STATE = "state"
 #: Nothing moved any more although there was work (liveness).
 STUCK = "stuck"
 
@@ -296,6 +299,23 @@ def check_rest(evidence: Evidence) -> list[Violation]:
     for name, (counted, least, most) in ranges.items():
         if not least <= counted <= most:
             found.append(Violation(COUNTS, "", "", f"the lane counts {counted} {name}, and there are {least}"))
+    return found
+
+
+def check_states(effects: Iterable[Effect], states: Mapping[str, Mapping[str, object]]) -> list[Violation]:
+    """Each ticket's state is exactly the fold of its messages that succeeded and keep a state, in their order.
+
+    ``effects``: of all lanes, those of a ticket as they were applied. ``states``: ticket -> its state.
+    """
+    found = []
+    expected: dict[str, dict[str, object]] = defaultdict(dict)
+    for effect in effects:
+        if effect.kept:
+            folded(expected[effect.ticket], effect.message_id, effect.fence)
+    for ticket in sorted({*expected, *states}):
+        wanted, there = expected.get(ticket, {}), dict(states.get(ticket, {}))
+        if wanted != there:
+            found.append(Violation(STATE, ticket, "", f"it is {there}, and should be {wanted}"))
     return found
 
 

@@ -71,6 +71,8 @@ ACTIONS = {
 SHORT_MS = (0, 0, 0, 1, 3, 10, 30)
 VARIED_MS = (0, 3, 10, 30, 100, 200, 400)
 
+#: The share of messages that change the state of their tickets.
+KEEP = 0.6
 #: The share of messages that carry something beside their orders, and how much at most: 2 ** 19.9 bytes, a little less
 #: than `bridge_max_payload`.
 FILLED = 0.02
@@ -129,6 +131,11 @@ def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = ()) -
 def spare(faults: int) -> int:
     """How many to draw for so many to be done: some find nobody to strike."""
     return faults + faults // 2 + 10
+
+
+def keeps_states(seed: int) -> bool:
+    """Whether the tasks of a run keep states: those of three runs in four."""
+    return random.Random(f"states {seed}").random() < 0.75
 
 
 class Load:
@@ -194,6 +201,8 @@ class Load:
         if draw.random() < 0.1:
             payload["priority"] = draw.randint(1, 9)
         task = self._time(draw, task, payload)
+        if draw.random() < KEEP:
+            payload["keep"] = True
         return task, payload, dies
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from bridge.routing.partitions import stream_id
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS
-from tests.chaos.subscriptions import Subscription
+from tests.chaos.subscriptions import NEWER, STREAM, STREAMS, Subscription, label_of
 from tests.keycheck import ownerless
 
+#: The states of tickets.
+STATE_KEYS = f"{{{STREAM}}}:*:state:*"
 #: Keys on the server that are Celery's, the stream's (its layout), or the run's own.
 FOREIGN_KEYS = (
     "{ticket_stream}/layout",
@@ -26,6 +29,9 @@ FOREIGN_KEYS = (
     "celery",
     "unacked*",
     f"{EFFECTS}*",
+    # Of a split stream, and of a newer version, the states are under the name of the whole and of the oldest one.
+    STATE_KEYS,
+    f"{{{STREAMS[NEWER]}}}:*:state-home",
 )
 PAGE = 2000
 
@@ -47,7 +53,18 @@ def effects(redis: Redis) -> list[Effect]:
     for key in redis.scan_iter(match=f"{EFFECTS}*", count=1000):
         ticket = key.removeprefix(EFFECTS)
         for place, (id_, fields) in enumerate(entries(redis, key)):
-            found.append(Effect(ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_), place))
+            facts = (ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_), place)
+            found.append(Effect(*facts, kept="kept" in fields))
+    return found
+
+
+def states(redis: Redis, *, several: bool) -> dict[str, dict[str, Any]]:
+    """The states of all tickets, by the names that the effects have. ``several``: whether there are subscriptions."""
+    found = {}
+    for key in redis.scan_iter(match=STATE_KEYS, count=1000):
+        group, _, ticket = key.removeprefix(f"{{{STREAM}}}:").partition(":state:")
+        fields: Any = redis.hgetall(key)
+        found[label_of(group, ticket, several=several)] = {name: json.loads(text) for name, text in fields.items()}
     return found
 
 

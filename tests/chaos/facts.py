@@ -69,7 +69,7 @@ class Execution:
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What one success left in the lane's Redis, in the order of application. ``at_ms``: Unix ms by the server.
-    ``place``: among the effects of its ticket, from 0.
+    ``place``: among the effects of its ticket, from 0. ``kept``: whether it changed the ticket's state.
     """
 
     ticket: str
@@ -78,6 +78,7 @@ class Effect:
     fence: int
     at_ms: int
     place: int = 0
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

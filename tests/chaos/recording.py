@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from celery import signals
 
@@ -32,6 +33,18 @@ def name_of(ticket: Any) -> str:
     return label_of(ticket.subscription, ticket.id, several=SUBSCRIPTIONS in os.environ)
 
 
+def keeps(task: Any, payload: Any) -> bool:
+    """Whether the success of a message changes its ticket's state."""
+    return bool(getattr(task, "bridge_state", None) and payload.get("keep"))
+
+
+def folded(state: dict[str, Any], id_: str, fence: int) -> None:
+    """Changes a ticket's state as the success of one message does. ``last`` is changed in its place."""
+    state["digest"] = (31 * state.get("digest", 0) + crc32(id_.encode())) % 2**32
+    last = state.setdefault("last", {})
+    last["id"], last["fence"] = id_, fence
+
+
 def watch(folder: Path) -> LedgerWriter:
     """From now on every execution of a ticket's message in this process and its children is in the ledger.
 
@@ -47,6 +60,8 @@ def watch(folder: Path) -> LedgerWriter:
         name, id_ = name_of(ticket), id_of(ticket.message_id, args[1])
         writer.start(task.request.hostname, name, ticket.fence, id_, n, ticket.attempt)
         fields: dict[Any, Any] = {"id": id_, "n": n, "fence": ticket.fence}
+        if keeps(task, args[1]):
+            fields["kept"] = 1
         ticket.effects.xadd(EFFECTS + name, fields)
 
     def ended(task: Any, state: str, **_: Any) -> None:

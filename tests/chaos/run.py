@@ -23,7 +23,7 @@ from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.chaos import evidence
 from tests.chaos.chains import check_chain, together
-from tests.chaos.checks import STUCK, Violation, check_all
+from tests.chaos.checks import STUCK, Violation, check_all, check_states
 from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
 from tests.chaos.facts import Evidence, Letter, Notes, Rest
@@ -309,6 +309,9 @@ class Run:
             broken += check_chain(judged[older], judged[newer])
         for before, after in layouts(self._lanes.every):
             broken += check_chain(together([judged[one] for one in before]), together([judged[one] for one in after]))
+        several = bool(plan.subscriptions[0].label)
+        if plan.app == APP:
+            broken += check_states(effects, evidence.states(self.redis, several=several))
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         return Result(
             # What is wrong in one version is seen over both, too.

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.draw import SHORT_MS, VARIED_MS, Cast, Load, script, spare
+from tests.chaos.draw import SHORT_MS, VARIED_MS, Cast, Load, keeps_states, script, spare
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
-from tests.chaos.subscriptions import KINDS, ONE, Subscription, addressed
+from tests.chaos.subscriptions import KINDS, ONE, STATES, Subscription, addressed
 from tests.chaos.versions import Producers, Versions, in_versions
 
 #: Seconds between two faults, on average.
@@ -67,6 +67,7 @@ def short_run(
         repartitions=repartitions,
         **plan,
     )
+    made = replace(made, env={STATES: str(int(keeps_states(seed))), **made.env})
     if culprits:
         # Where workers serve several lanes, a message that ends them needs more of them to be found out.
         made = replace(made, patience_s=2 * made.patience_s)

@@ -32,6 +32,8 @@ KINDS = ("a", "b", "c")
 #: Environment variables of the app: its subscriptions, which of them has the task with a time limit, and how many
 #: partitions the stream has.
 SUBSCRIPTIONS, LIMITED_IN, PARTITIONS = "CHAOS_SUBSCRIPTIONS", "CHAOS_LIMITED_IN", "CHAOS_PARTITIONS"
+#: "0": the tasks of the app keep no state.
+STATES = "CHAOS_STATES"
 
 Row = TypeVar("Row", Execution, Effect)
 

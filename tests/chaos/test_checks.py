@@ -21,7 +21,9 @@ from tests.chaos.checks import (
     Violation,
     check_all,
     check_snapshot,
+    check_states,
 )
+from tests.chaos.recording import folded
 
 MS = 1_000_000
 WALL = 1_700_000_000_000 * MS
@@ -242,3 +244,34 @@ def test_a_look_at_a_lane_at_work_finds_what_was_acknowledged_without_an_outcome
 def test_a_violation_is_shown_on_one_line() -> None:
     assert str(Violation(checks.LOST, "T1", "5-0", "why")) == "lost: T1 5-0: why"
     assert str(Violation(checks.STUCK, "", "", "why")) == "stuck: why"
+
+
+def kept(n: int, ticket: str = "T") -> checks.Effect:
+    return checks.Effect(ticket, f"{n}-0", n, 100 + n, n, n, kept=True)
+
+
+def state_of(*effects: checks.Effect) -> dict[str, object]:
+    state: dict[str, object] = {}
+    for one in effects:
+        folded(state, one.message_id, one.fence)
+    return state
+
+
+def test_a_state_is_exactly_the_fold_of_the_messages_that_succeeded() -> None:
+    first, second, third = kept(0), kept(1), kept(2)
+    plain = replace(kept(3), kept=False)
+    effects = [first, kept(7, "U"), second, plain, third]
+    states = {"T": state_of(first, second, third), "U": state_of(kept(7))}
+    assert check_states(effects, states) == []
+    for wrong in (
+        state_of(first, second),  # one is missing
+        state_of(first, second, second, third),  # one was saved twice
+        state_of(second, first, third),  # not in their order
+        state_of(first, second, third, plain),
+        {**state_of(first, second, third), "last": {"id": third.message_id, "fence": third.fence - 1}},
+        {},
+    ):
+        [violation] = check_states(effects, {**states, "T": wrong})
+        assert (violation.invariant, violation.ticket) == (checks.STATE, "T")
+    [violation] = check_states(effects, {**states, "V": state_of(first)})
+    assert violation.ticket == "V"

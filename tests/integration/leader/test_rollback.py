@@ -35,16 +35,20 @@ def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUn
     lane.master("m1")
     worker = lane.worker("w1")
     lane.wait_consumers(1)
+    lane.push("A", {"n": 9, "until": 1}, "counter.undoes")
     lane.push("A", {"n": 0, "until": 2}, "counter.undoes")
     lane.push("A", {"n": 1, "until": 1}, "counter.undoes")
-    lane.wait_done(2)
-    first, second, third = starts(lane)
+    lane.wait_done(3)
+    _, first, second, third = starts(lane)
     [(attempt, fence, consumer, cause)] = undone(lane, "A")
     assert (attempt, fence, consumer) == (1, first[3], worker.hostname())
     assert cause
     assert (second[4], third[4]) == (2, 1)
     # The effects of the rollback belong to the attempt, and the next message had nothing to undo
-    assert lane.log("A") == [-1, 0, 1]
+    assert lane.log("A") == [9, -1, 0, 1]
+    # The rollback had the state before the attempt that was lost, and not what that one made of it
+    assert lane.redis.lrange("state undone:A", 0, -1) == ['{"n": 9}']
+    assert lane.redis.hgetall(lane.keys.state("A")) == {"n": "1"}
     lane.assert_at_rest()
 
 
