@@ -73,20 +73,29 @@ pytest_plugins = ["bridge.testing.nodes.plugin"]
 #: Fixtures that all fixtures with a server depend on.
 NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}
 
-#: Files that take a minute or more, the longest first: no other file shall have to wait for one of them at the end.
+#: Files that take a minute or more on a busy machine, the longest first: none of them shall be what is left at the end.
+#: The first file of the adopters stands for all of them, which one process takes.
 LONGEST = (
     "chaos/test_chaos.py",
+    "calibration/test_calibration.py",
+    "integration/app/test_sleeping_lanes.py",
+    "adopters/test_types.py",
     "integration/operate/test_repartition.py",
     "integration/stack/test_demo.py",
+    "integration/link/test_outages.py",
+    "integration/app/test_share.py",
+    "integration/worker/test_going_down.py",
     "integration/leader/test_failover.py",
-    "integration/app/test_sleeping_lanes.py",
     "integration/worker/test_pools.py",
     "integration/leader/test_recovery.py",
-    "integration/operate/test_operators.py",
-    "integration/link/test_outages.py",
-    "calibration/test_calibration.py",
-    "integration/worker/test_self_fencing.py",
+    "integration/pages/test_tutorial.py",
     "integration/link/test_clocks.py",
+    "integration/worker/test_death_notices.py",
+    "integration/stack/test_stack.py",
+    "integration/operate/test_repartition_hard.py",
+    "integration/http/test_consumers.py",
+    "integration/leader/test_schedule.py",
+    "integration/worker/test_self_fencing.py",
     "integration/leader/test_take_in.py",
     "integration/leader/test_moving.py",
 )

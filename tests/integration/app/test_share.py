@@ -75,7 +75,10 @@ class SharedLanes:
             leaders = self.leaders()
             return leaders if alive == len(names) and leaders == self.shares() else None
 
-        result: Any = wait_until(found, description=f"{', '.join(names)} to lead all lanes", timeout_s=30.0)
+        # A look costs as much as a moment of a master.
+        result: Any = wait_until(
+            found, description=f"{', '.join(names)} to lead all lanes", timeout_s=60, interval_s=0.15
+        )
         assert set(result.values()) <= set(names)
         return dict(result)
 
@@ -92,7 +95,10 @@ class SharedLanes:
         return self.pushed + self.others
 
     def done(self) -> dict[str, int]:
-        return {name: int(self.redis.hget(keys.counts, "done") or 0) for name, keys in self.keys.items()}
+        with self.redis.pipeline(transaction=False) as pipe:
+            for keys in self.keys.values():
+                pipe.hget(keys.counts, "done")
+            return {name: int(found or 0) for name, found in zip(self.keys, pipe.execute(), strict=True)}
 
     def wait_done(self) -> None:
         """Waits until each lane has done all messages, then checks that it did each once, in order."""
@@ -100,6 +106,7 @@ class SharedLanes:
             lambda: set(self.done().values()) == {self.all},
             description=f"each lane to have done {self.all}",
             timeout_s=60,
+            interval_s=0.1,
         )
         for name in NAMES:
             for ticket in range(TICKETS):
@@ -130,7 +137,8 @@ def test_masters_share_the_lanes_through_a_kill_a_stop_and_a_start(lanes: Shared
     first = lanes.wait_leaders("m1", "m2")
     lanes.master("m3")
     second = lanes.wait_leaders("m1", "m2", "m3")
-    assert {second[lane] for lane in NAMES if first[lane] != second[lane]} == {"m3"}
+    # It may be that none is its share: that depends on the names of the processes.
+    assert {second[lane] for lane in NAMES if first[lane] != second[lane]} <= {"m3"}
 
     # When one is killed, then its lanes go to the others, and no other lane moves
     lanes.push(15)

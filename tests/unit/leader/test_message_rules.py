@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.leader.picture.ready import PASSED_PER_PRIORITY
+from bridge.leader.picture import ready
 from bridge.protocol.outcomes import Kind
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.policies import PolicyName
@@ -119,19 +119,21 @@ def test_a_ticket_with_a_higher_priority_goes_first_and_the_order_within_a_ticke
         assert rest.index(ticket[0]) < rest.index(ticket[1])
 
 
-def test_a_ticket_without_priority_is_passed_by_a_bounded_number_of_others() -> None:
-    world = world_of(bundle_ms=0.0, window=PASSED_PER_PRIORITY * 4)
+def test_a_ticket_without_priority_is_passed_by_a_bounded_number_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = 100
+    monkeypatch.setattr(ready, "PASSED_PER_PRIORITY", bound)
+    world = world_of(bundle_ms=0.0, window=bound * 4)
     world.push("T0", "long")
     world.read()
     [waits] = world.push("waits", "long")
-    for n in range(PASSED_PER_PRIORITY + 500):
+    for n in range(bound + 50):
         world.push(f"urgent{n}", "long", priority=1)
     world.read()
     passed = 0
     while waits not in (ids := started(world)):
         passed += len(ids)
-        assert passed <= PASSED_PER_PRIORITY + 1
-    assert passed > PASSED_PER_PRIORITY - 10
+        assert passed <= bound + 1
+    assert passed > bound - 10
 
 
 def test_without_priorities_nothing_is_kept_in_the_order_of_turns() -> None:
