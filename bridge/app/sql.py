@@ -1,0 +1,105 @@
+"""``bridge.sql``: an inbox in PostgreSQL, by which effects there happen exactly once. Needs the extra ``sql``.
+
+A task may run again after its transaction was committed: its worker died before the success was written, or a frozen
+one woke up after its ticket had moved. So the transaction itself must know whether it is the first one. `Inbox.first`
+asks for that in the user's own transaction, and both tables change with it or not at all:
+
+- The **fence** of the ticket is compared, and kept: a smaller one than the largest that was seen raises `StaleFence`.
+  Its row is locked until the end of the transaction, so two executions of a ticket wait for each other here.
+- The **id of the message** is stored. If it is there already, its effects are, too.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bridge.routing.errors import ConfigurationError, StaleFence
+
+try:
+    from sqlalchemy import BigInteger, Column, DateTime, MetaData, String, Table, delete, func
+    from sqlalchemy.dialects.postgresql import insert
+except ImportError as error:  # pragma: no cover
+    raise ConfigurationError("bridge.sql needs SQLAlchemy and psycopg: pip install 'ticket-bridge[sql]'") from error
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql import Executable
+
+    from bridge.app.context import TicketContext
+
+
+class Executes(Protocol):
+    """A `Connection` or a `Session` of SQLAlchemy, within a transaction."""
+
+    def execute(self, statement: Executable, /) -> Any: ...
+
+
+class Inbox:
+    """What was done to a database, and under which fences. One for each database; threads may share it."""
+
+    def __init__(self, *, prefix: str = "bridge_", schema: str | None = None, metadata: MetaData | None = None) -> None:
+        """The tables are ``<prefix>inbox`` and ``<prefix>fences``.
+
+        Args:
+            prefix: What their names begin with.
+            schema: Where they are; None: in the first one of the search path.
+            metadata: The user's own, so that migrations find the tables; None: one of its own.
+        """
+        self.metadata = metadata if metadata is not None else MetaData()
+        self._fences = Table(
+            f"{prefix}fences",
+            self.metadata,
+            Column("subscription", String, primary_key=True),
+            Column("ticket", String, primary_key=True),
+            Column("fence", BigInteger, nullable=False),
+            schema=schema,
+        )
+        self._inbox = Table(
+            f"{prefix}inbox",
+            self.metadata,
+            Column("subscription", String, primary_key=True),
+            Column("stream", String, primary_key=True),
+            Column("message", String, primary_key=True),
+            Column("at", DateTime(timezone=True), nullable=False, server_default=func.now(), index=True),
+            schema=schema,
+        )
+
+    def create(self, engine: Any) -> None:
+        """Creates the tables that are not there. ``engine``: an engine or a connection."""
+        self.metadata.create_all(engine, tables=[self._fences, self._inbox])
+
+    def first(self, connection: Executes, ticket: TicketContext | None) -> bool:
+        """Whether this message's effects are still to be done, in the transaction of ``connection``.
+
+        Call it before anything else of the transaction, once for each message. False: they were committed before.
+
+        Args:
+            connection: A connection or a session; its transaction carries the effects, too.
+            ticket: ``self.ticket``. None, as when the task is called without the bridge: nothing is compared, so True.
+
+        Raises:
+            StaleFence: The ticket was taken over meanwhile. The transaction must be rolled back, as it is when the
+                error leaves its block.
+        """
+        if ticket is None:
+            return True
+        subscription = ticket.subscription
+        stream = ticket.lane.stream if ticket.lane is not None else ""
+        fence = insert(self._fences).values(subscription=subscription, ticket=ticket.id, fence=ticket.fence)
+        kept = fence.on_conflict_do_update(
+            index_elements=["subscription", "ticket"],
+            set_={"fence": fence.excluded.fence},
+            where=self._fences.c.fence <= fence.excluded.fence,
+        )
+        if connection.execute(kept.returning(self._fences.c.fence)).first() is None:
+            raise StaleFence(f"ticket {ticket.id} was taken over while fence {ticket.fence} ran; roll back")
+        message = insert(self._inbox).values(subscription=subscription, stream=stream, message=ticket.message_id)
+        stored = message.on_conflict_do_nothing().returning(self._inbox.c.message)
+        return connection.execute(stored).first() is not None
+
+    def forget(self, connection: Executes, before: datetime) -> int:
+        """Deletes the ids that were stored before a time, and returns how many.
+
+        What is deleted must be settled: no message that old may still be undone, dead or replayed.
+        """
+        return int(connection.execute(delete(self._inbox).where(self._inbox.c.at < before)).rowcount)

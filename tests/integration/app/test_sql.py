@@ -1,0 +1,191 @@
+"""``bridge.sql``: effects in a real PostgreSQL happen exactly once, also over kills and under stale fences."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import Engine, MetaData, create_engine, inspect, text
+
+from bridge import StaleFence, sql
+from bridge.app.context import TicketContext
+from bridge.routing.keys import LaneKeys
+from bridge.settings.lane import LaneSettings
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing import handle
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+from tests.integration.lanes import QUICK
+from tests.integration.postgres import Postgres
+
+APP = "tests.apps.accounts"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "sql.md"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with Postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def engine(postgres: Postgres) -> Iterator[Engine]:
+    """A database of the test's own, with the inbox and a table of effects."""
+    made = create_engine(postgres.url)
+    with made.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+        connection.execute(text("CREATE TABLE account (line serial PRIMARY KEY, ticket text, n integer)"))
+    sql.Inbox().create(made)
+    yield made
+    made.dispose()
+
+
+def message(id_: str, fence: int, ticket: str = "T1", group: str = "shop", stream: str = "s") -> TicketContext:
+    lane = LaneSettings(stream=stream, group=group)
+    return TicketContext(ticket, id_, 1, fence, 5, lambda _: None, lambda: True, lane=lane)
+
+
+def add(engine: Engine, ticket: TicketContext | None, n: int) -> bool:
+    """What a task does: whether it added its line."""
+    with engine.begin() as connection:
+        first = sql.Inbox().first(connection, ticket)
+        if first:
+            connection.execute(text("INSERT INTO account (ticket, n) VALUES ('T1', :n)"), {"n": n})
+    return first
+
+
+def lines(engine: Engine, ticket: str = "T1") -> list[int]:
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT n FROM account WHERE ticket = :t ORDER BY line"), {"t": ticket})
+        return list(found.scalars())
+
+
+def test_a_message_is_done_once_under_whichever_fence_it_comes_again(engine: Engine) -> None:
+    assert add(engine, message("1-0", 10), 1)
+    assert not add(engine, message("1-0", 10), 1)
+    assert not add(engine, message("1-0", 11), 1)
+    assert add(engine, message("2-0", 12), 2)
+    # A message that was replayed after it had been committed.
+    assert not add(engine, message("1-0", 13), 1)
+    assert lines(engine) == [1, 2]
+
+
+def test_a_stale_fence_does_nothing(engine: Engine) -> None:
+    assert add(engine, message("1-0", 10), 1)
+    with pytest.raises(StaleFence, match="T1 was taken over while fence 9 ran"):
+        add(engine, message("2-0", 9), 2)
+    assert lines(engine) == [1]
+    # And it left no trace by which the message would count as done.
+    assert add(engine, message("2-0", 11), 2)
+
+
+def test_what_was_rolled_back_was_never_done(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert sql.Inbox().first(connection, message("1-0", 10))
+        connection.rollback()
+    assert add(engine, message("1-0", 10), 1)
+
+
+def test_an_older_execution_waits_for_the_newer_one_and_is_refused(engine: Engine) -> None:
+    """Both have begun; the one with the newer fence is first to reach the inbox."""
+    outcome: list[object] = []
+
+    def late() -> None:
+        try:
+            outcome.append(add(engine, message("1-0", 10), 1))
+        except StaleFence as stale:
+            outcome.append(stale)
+
+    thread = threading.Thread(target=late)
+    with engine.begin() as connection:
+        assert sql.Inbox().first(connection, message("1-0", 11))
+        thread.start()
+        waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as other:
+            wait_until(lambda: other.scalar(waiting) == 1, description="the older one to wait")
+        assert outcome == []
+    thread.join(30)
+    assert [type(one) for one in outcome] == [StaleFence]
+
+
+def test_subscriptions_tickets_and_streams_are_apart(engine: Engine) -> None:
+    assert add(engine, message("1-0", 10), 1)
+    assert add(engine, message("1-0", 5, group="audit"), 2)
+    assert add(engine, message("1-1", 5, ticket="T2"), 3)
+    # A later version of the stream may give the same id again; the fences of a ticket go on.
+    assert add(engine, message("1-0", 11, stream="s:v2"), 4)
+
+
+def test_a_call_without_the_bridge_is_always_the_first(engine: Engine) -> None:
+    assert add(engine, None, 1)
+    assert add(engine, None, 1)
+
+
+def test_old_ids_can_be_forgotten_and_fences_stay(engine: Engine) -> None:
+    add(engine, message("1-0", 10), 1)
+    with engine.begin() as connection:
+        now = datetime.now(UTC)
+        assert sql.Inbox().forget(connection, now - timedelta(days=7)) == 0
+        assert sql.Inbox().forget(connection, now + timedelta(days=1)) == 1
+    with pytest.raises(StaleFence):
+        add(engine, message("2-0", 9), 2)
+
+
+def test_the_tables_are_the_users_to_name_and_to_migrate(engine: Engine) -> None:
+    metadata = MetaData()
+    inbox = sql.Inbox(prefix="shop_", schema="own", metadata=metadata)
+    assert sorted(metadata.tables) == ["own.shop_fences", "own.shop_inbox"]
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA own"))
+        inbox.create(connection)
+        assert inbox.first(connection, message("1-0", 1))
+    assert inspect(engine).get_table_names("own") == ["shop_fences", "shop_inbox"]
+
+
+def test_the_page_shows_a_task_that_works(engine: Engine, postgres: Postgres) -> None:
+    shown = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    there: dict[str, Any] = {"__name__": "shop"}
+    exec(shown[1].replace("postgresql+psycopg://localhost/shop", postgres.url), there)
+    there["inbox"].create(there["engine"])
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE account_of_page (name text, total integer)"))
+        connection.execute(text("DROP TABLE account"))
+        connection.execute(text("ALTER TABLE account_of_page RENAME TO account"))
+        connection.execute(text("INSERT INTO account VALUES ('T42', 0)"))
+    for amount in (3, 4):
+        handle(there["pay"], "T42", {"amount": amount})
+    with engine.begin() as connection:
+        assert connection.scalar(text("SELECT total FROM account")) == 7
+        assert connection.scalar(text("SELECT count(*) FROM bridge_inbox")) == 2
+
+
+def test_kills_before_and_after_the_commit_lose_and_double_nothing(
+    engine: Engine, postgres: Postgres, nodes: NodeYard, own_server: EmbeddedServer
+) -> None:
+    keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    redis: Redis = own_server.client(decode_responses=True)
+    pushed: dict[str, list[int]] = {}
+    for n in range(60):
+        ticket = f"T{n % 6}"
+        payload: dict[str, Any] = {"n": n}
+        if n % 11 == 3:
+            payload["dies"] = "after" if n % 2 else "before"
+        redis.xadd(keys.stream, {"ticket_id": ticket, "task": "accounts.add", "payload": json.dumps(payload)})
+        pushed.setdefault(ticket, []).append(n)
+    nodes.master("m1", app=APP, env={"ACCOUNTS_URL": postgres.url}, wait=False)
+    arguments = ("--concurrency=2", *QUICK)
+    nodes.worker("w1", app=APP, arguments=arguments, env={"ACCOUNTS_URL": postgres.url}, wait=False)
+    wait_until(lambda: redis.hget(keys.counts, "done") == "60", description="all messages", timeout_s=90)
+    assert {ticket: lines(engine, ticket) for ticket in pushed} == pushed
+    # The kills took place: some messages were delivered again.
+    assert int(redis.hget(keys.counts, "lost") or 0) + int(redis.hget(keys.counts, "retried") or 0) > 0
+    redis.close()
