@@ -1,10 +1,13 @@
 """Delayed messages beside Celery's ``countdown`` on Redis: memory, order, and what a kill does.
 
     python -m benchmarks.countdown --messages 100000
+    python -m benchmarks.countdown --messages 20000 --messages 60000 --parts memory
 
 Both have two pool processes and the same server. Three questions for each:
 
-- **Memory.** So many messages are pushed that are due in half an hour. Measured when all are where they wait.
+- **Memory.** So many messages are pushed that are due in half an hour or later. Measured when all are where they wait.
+  Of several numbers of messages each is measured, and the slope from the first to the last one says what a further
+  message costs.
 - **Kill.** Then the worker gets SIGKILL, of the bridge also the leader, and new ones are started. A thousand messages
   are due some seconds later: how many of them came within a minute?
 - **Order.** Messages of 50 tickets become due at one time. How many were executed out of the order of their ticket?
@@ -18,7 +21,7 @@ import json
 import signal
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -39,6 +42,12 @@ SOON = 1000
 SOON_S = 20
 #: Seconds to wait for them after they are due.
 PATIENCE_S = 60
+#: Messages a second that are taken in at least. Celery takes them in one by one.
+SLOWEST = 50
+#: How the names of figures in bytes for each message end.
+PER_MESSAGE = "_bytes_per_message"
+#: The parts.
+PARTS = ("memory", "kill", "order")
 #: Messages and tickets of the order part, and when they are due.
 ORDERED, TICKETS = 5000, 50
 ORDERED_S = 8
@@ -48,20 +57,41 @@ PIECE = 500
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=100_000, help="messages that wait [default: %(default)s]")
+    parser.add_argument("--messages", type=int, action="append", help="messages that wait; may be repeated [100000]")
     parser.add_argument("--only", choices=("plain", "bridge"), help="one of the two")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="[default: all]")
     asked = parser.parse_args()
     for variant in ("plain", "bridge"):
-        if asked.only in (None, variant):
-            print(json.dumps({"variant": variant, **measure(variant, asked.messages)}), flush=True)
+        if asked.only not in (None, variant):
+            continue
+        rounds = []
+        for count in asked.messages or [100_000]:
+            rounds.append(measure(variant, count, asked.parts))
+            print(json.dumps({"variant": variant, **rounds[-1]}), flush=True)
+        if "memory" in asked.parts and len(rounds) > 1:
+            print(json.dumps({"variant": variant, "slope": slope(rounds[0], rounds[-1])}), flush=True)
 
 
-def measure(variant: str, count: int) -> dict[str, float]:
-    """The figures of one variant, each part on a stack of its own."""
-    with _started(variant) as stack:
-        found = {"messages": float(count), **_memory(stack, variant, count), **_kill(stack, variant)}
-    with _started(variant) as stack:
-        return {**found, **_order(stack, variant)}
+def measure(variant: str, count: int, parts: Sequence[str] = PARTS) -> dict[str, float]:
+    """The figures of one variant. The order is measured on a stack of its own."""
+    found = {"messages": float(count)}
+    if "memory" in parts or "kill" in parts:
+        with _started(variant) as stack:
+            # Where messages wait, the kill finds them.
+            found |= _memory(stack, variant, count)
+            if "kill" in parts:
+                found |= _kill(stack, variant)
+    if "order" in parts:
+        with _started(variant) as stack:
+            found |= _order(stack, variant)
+    return found
+
+
+def slope(first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
+    """Bytes that each further message costs, by role."""
+    more = last["messages"] - first["messages"]
+    names = [name for name in first if name.endswith(PER_MESSAGE)]
+    return {name: (last[name] * last["messages"] - first[name] * first["messages"]) / more for name in names}
 
 
 def _started(variant: str) -> Stack:
@@ -90,12 +120,12 @@ def _memory(stack: Stack, variant: str, count: int) -> dict[str, float]:
     time.sleep(2.0)
     before = _sizes(stack)
     began = time.monotonic()
-    _push(stack, variant, items(count, TICKETS), FAR_S)
+    _push(stack, variant, items(count, TICKETS), max(FAR_S, 2 * count / SLOWEST))
     pushed = time.monotonic()
-    stack.wait(lambda: _waiting(stack, variant) >= count, "all messages to wait", 60 + count / 200, 0.25)
+    stack.wait(lambda: _waiting(stack, variant) >= count, "all messages to wait", 60 + count / SLOWEST, 0.25)
     taken = time.monotonic()
     after = _sizes(stack)
-    found = {f"{role}_bytes_per_message": (after[role] - before[role]) / count for role in after}
+    found = {f"{role}{PER_MESSAGE}": (after[role] - before[role]) / count for role in after}
     return {"push_s": pushed - began, "taken_in_s": taken - began, **found}
 
 
