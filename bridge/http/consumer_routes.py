@@ -9,6 +9,7 @@ from pydantic import Field
 
 from bridge.http.access import Verb
 from bridge.http.acknowledging import Acknowledging, problem_of, result_of
+from bridge.http.bodies import JsonRoute
 from bridge.http.cloud_events import BATCHED, wants_events
 from bridge.http.consumer_forms import (
     MOST_ITEMS,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from bridge.http.access import Caller
     from bridge.http.site import Site
 
-router = APIRouter(tags=["consumers"])
+router = APIRouter(tags=["consumers"], route_class=JsonRoute)
 
 
 class Consumers:
@@ -66,7 +67,9 @@ def _consumers(request: Request) -> Consumers:
 ConsumersOf = Annotated[Consumers, Depends(_consumers)]
 
 
-@router.post("/api/consumers/register", summary="Begin an incarnation of a consumer", responses=documented(404, 409))
+@router.post(
+    "/api/consumers/register", summary="Begin an incarnation of a consumer", responses=documented(404, 409, 415)
+)
 async def register(consumers: ConsumersOf, caller: Consuming, asked: Registering) -> Registered:
     """Takes a lease in all lanes of the subscription. While another incarnation of this name holds its lease, the call
     waits for its end.
@@ -77,7 +80,7 @@ async def register(consumers: ConsumersOf, caller: Consuming, asked: Registering
     return Registered(incarnation=found.id, lease_ms=found.lease_ms)
 
 
-@router.post("/api/consumers/{name}/heartbeat", summary="Renew the lease", responses=documented(404, 410))
+@router.post("/api/consumers/{name}/heartbeat", summary="Renew the lease", responses=documented(404, 410, 415))
 async def heartbeat(consumers: ConsumersOf, caller: Consuming, name: Name, life: Life) -> Renewed:
     """Renews the lease. Send three in the time of a lease, so that two may be lost."""
     found = await consumers.find(caller, name, life.incarnation)
@@ -85,7 +88,7 @@ async def heartbeat(consumers: ConsumersOf, caller: Consuming, name: Name, life:
     return Renewed(wants=consumers.registry.wants(found, beat), lease_ms=found.lease_ms)  # type: ignore[arg-type]
 
 
-@router.post("/api/consumers/{name}/leave", summary="End the lease", responses=documented(404, 410))
+@router.post("/api/consumers/{name}/leave", summary="End the lease", responses=documented(404, 410, 415))
 async def leave(consumers: ConsumersOf, caller: Consuming, name: Name, life: Life) -> Left:
     """Ends the lease, so that the consumer's tickets move at once. Nothing may run there any more."""
     found = await consumers.find(caller, name, life.incarnation)
@@ -131,7 +134,7 @@ async def receive(
     "/api/messages/acknowledge",
     summary="Say what became of messages",
     response_model=Acknowledged | Results,
-    responses=documented(404, 409, 410),
+    responses=documented(404, 409, 410, 415),
 )
 async def acknowledge(
     consumers: ConsumersOf,
@@ -162,7 +165,7 @@ async def acknowledge(
     return Acknowledged(message_id=asked.message_id)
 
 
-@router.post("/api/messages/extend", summary="Ask for more time", responses=documented(404, 409, 410))
+@router.post("/api/messages/extend", summary="Ask for more time", responses=documented(404, 409, 410, 415))
 async def extend(consumers: ConsumersOf, caller: Consuming, asked: Delivery) -> Extended:
     """Renews the lease as a heartbeat does, and says whether the message is still the consumer's."""
     found = await consumers.find(caller, asked.consumer, asked.incarnation)

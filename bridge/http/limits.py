@@ -112,7 +112,14 @@ class _Request:
 
 
 def _check_headers(scope: Scope) -> None:
-    """Uvicorn bounds only what did not come in one piece."""
+    """Uvicorn bounds only what did not come in one piece. With two lengths, a proxy may see another end than we do."""
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise Problem(
+            400, "a request has either Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"}
+        )
+    if b"content-encoding" in names:
+        raise Problem(415, "send the body as it is, without Content-Encoding", headers={"Connection": "close"})
     size = len(scope["raw_path"]) + len(scope["query_string"])
     size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     if size > HEADER_BYTES:

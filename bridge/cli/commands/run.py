@@ -86,7 +86,8 @@ def run(
     if options is not None:
         from bridge.http.process import HttpProcess
 
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        # Its warnings say what clients did wrong, who got an answer. Anybody could fill the log with them.
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
         server = HttpProcess(target.app, options, click.echo)
     run_master(target.app, click.echo, lanes, server)
 
