@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -118,12 +119,16 @@ def tail(
 ) -> str:
     """The text of a record after ``[<fence>``."""
     quoted = ('"' + '","'.join(ids) + '"') if ids else ""  # stream ids need no escaping
-    names = orjson.dumps([consumer, incarnation]).decode()[1:-1]
-    why = orjson.dumps(cause).decode()
-    text = f",{len(ids)},{names},{attempt},[{quoted}],{at_ms},{why}"
+    why = orjson.dumps(cause).decode() if cause else '""'
+    text = f",{len(ids)},{_names(consumer, incarnation)},{attempt},[{quoted}],{at_ms},{why}"
     if not losses and lost is None:
         return text + "]"
     return f"{text},{losses},{orjson.dumps(None if lost is None else lost_row(lost)).decode()}]"
+
+
+@lru_cache(maxsize=4096)
+def _names(consumer: str, incarnation: str) -> str:
+    return orjson.dumps([consumer, incarnation]).decode()[1:-1]
 
 
 def record(fence: int, rest: str) -> str:

@@ -219,7 +219,8 @@ class Stage:
         fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload), **options}
         id_: Any = self.redis.xadd(stream, fields)
         facts = (str(id_), ticket, n, dies, time.time_ns(), kind, version, generation)
-        self.messages.append(Message(*facts, expired="expires" in options))
+        due_ms, hold = options.get("due", 0), "hold" in options
+        self.messages.append(Message(*facts, expired="expires" in options, due_ms=due_ms, hold=hold))
         return str(id_)
 
     def push_by_command(self, tickets: Sequence[str]) -> None:

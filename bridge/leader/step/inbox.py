@@ -69,7 +69,7 @@ class Inbox:
             self._unknown_entries.skip(id_, fields, str(problem), batch, newer=problem.newer)
 
     def _settle(self, id_: str, at: int, outcome: Outcome, batch: Batch) -> None:
-        if (id_, at) in _unsettled:
+        if _unsettled and (id_, at) in _unsettled:
             self._unknown_entries.skip(id_, (), "an outcome that could not be settled", batch)
             return
         try:
