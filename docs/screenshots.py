@@ -86,7 +86,8 @@ def page_picture(url: str, to: Path, width: int, height: int) -> None:
         subprocess.run(
             [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={profile}", f"--window-size={width},{height}", "--virtual-time-budget=8000",
-             f"--screenshot={to}", url],
+             # Else a busy machine may leave a part of the page without paint.
+             "--run-all-compositor-stages-before-draw", f"--screenshot={to}", url],
             check=True, capture_output=True, timeout=60,
         )  # fmt: skip
 
