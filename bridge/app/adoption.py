@@ -4,7 +4,7 @@ A task comes into the registry in many ways: ``@app.task``, ``shared_task``, ``r
 instance, a registry of another app, before `install`, or after the app was finalised. All of them end in the registry's
 ``__setitem__``, so tasks are adopted there. After that the classes of a task are, from the outside in:
 
-1. the task's own class: its ``__call__`` (`bridge.app.task.enter`) and its strategy are the bridge's;
+1. the task's own class: its ``__call__`` (`bridge.app.handling.enter`) and its strategy are the bridge's;
 2. the user's classes, with their own ``__call__``, ``retry`` or handlers;
 3. `TicketTask`, then Celery's ``Task``.
 """
@@ -22,7 +22,8 @@ from celery.app.trace import task_has_custom
 from celery.utils.imports import symbol_by_name
 
 from bridge.app.eager import with_ticket_when_called
-from bridge.app.task import TicketTask, before_start, enter, roll_back_in_run
+from bridge.app.handling import before_start, enter, roll_back_in_run
+from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Exceptions that a task raises to refuse its message: it comes again, is dropped, or is dead.
 
-A message is refused in `bridge.app.task.enter`, on every path: alone, in a bundle, and without a server. A call that is
+A message is refused in `bridge.app.handling`, on every path: alone, in a bundle, and without a server. A call that is
 no message (``apply_async``, ``apply``, the function itself) cannot be refused: there these are exceptions like others.
 Celery's ``autoretry_for`` does not catch them.
 """

@@ -1,31 +1,28 @@
-"""The task class of an app with the bridge: ``push``, ``self.ticket``, and how the failure of a message is retried."""
+"""The task class of an app with the bridge: ``push``, ``self.ticket``, ``retry``.
+
+`bridge.app.handling` has what comes before and behind the body of a task.
+"""
 
 from __future__ import annotations
 
 import inspect
-import math
-import time
-from datetime import UTC, date, datetime, timedelta
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded
-from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.exceptions import Retry
 
-from bridge.app import forked_children
 from bridge.app.belonging import require_subscription
-from bridge.app.eager import ticket_of_call
-from bridge.app.refusing import Dead, Drop, Nack, RefusedByTask
-from bridge.app.signature import mismatch, require_match
+from bridge.app.refusing import RefusedByTask
+from bridge.app.signature import require_match
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
-from bridge.producer.options import LONGEST_DELAY_MS, Past, checked_options
+from bridge.producer.options import Past, checked_options
 from bridge.producer.push import apush_many, push, push_many
-from bridge.routing.errors import ConfigurationError, StaleFence
+from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
+    from datetime import datetime, timedelta
 
     from bridge.app.context import TicketContext
     from bridge.producer.parts import Row
@@ -311,154 +308,3 @@ def ticket_of(task: Any) -> TicketContext | None:
     """The message that ``task`` handles. It does not use ``task.ticket``: a user's class may define its own."""
     found: TicketContext | None = task.request.__dict__.get("bridge_ticket")
     return found
-
-
-def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
-
-    For a message it checks the lease again, and handles the message (`handled`). A message whose body has run already
-    (`bridge.worker.pool.light_tracer`) ends as its body did.
-    """
-    ticket = ticket_of(self)
-    if ticket is None and self.request.is_eager:
-        ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
-    if ticket is None or ticket.entered:
-        if ticket is not None and ticket.came_of_body is not None:
-            (exc, result), ticket.came_of_body = ticket.came_of_body, None
-            if exc is not None:
-                raise exc
-            return result
-        return super(self._outermost, self).__call__(*args, **kwargs)
-    return handled(self, ticket, self.request, args, kwargs)
-
-
-def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Handles a message by the task ``self``. Returns the result of the body.
-
-    It checks the lease, calls the rollback, and writes the success early if there is a result. It turns an exception
-    into the bridge's retry. For Celery, a message that its task dropped is a success without result.
-    """
-    ticket.entered = True
-    if not ticket.lease_holds():
-        # Since the lease was checked, signal handlers may have taken long, and with `task_track_started` a write to the
-        # result backend too. Another worker may have the ticket by now.
-        ticket.lease_was_over = True
-        raise Ignore("the lease ended before the task began")
-    if ticket.dropped is not None:
-        return None
-    fork_depth = forked_children.fork_depth
-    try:
-        try:
-            if ticket.lost is not None and not self._rolls_back_in_run:
-                self._roll_back(ticket, args, kwargs)
-            # If no base class has a `__call__`, the body is called directly, as Celery does: that is faster. Tests, and
-            # Celery's autoretry, may have set another `run` on the task itself.
-            body = self.__dict__.get("run") or self._body
-            call = body if self._calls_run else super(self._outermost, self).__call__
-            result = call(*args, **kwargs)
-            if ticket.deadline is not None:
-                _require_in_time(ticket.deadline)
-        except Ignore:
-            # Done, without a result.
-            ticket.close_state()
-            raise
-        finally:
-            if forked_children.fork_depth != fork_depth and not request.is_eager:
-                forked_children.exit_forked_child(self.name)
-        ticket.close_state()
-        if not self.ignore_result and ticket.has_changes:
-            # A caller that waits for the result must find the effects applied.
-            ticket.write_success()
-        return result
-    except (Ignore, Reject, Retry, StaleFence):
-        raise
-    except Drop as exc:
-        ticket.dropped = exc
-        return None
-    except Exception as exc:
-        raise_or_retry(self, ticket, exc)
-
-
-def _require_in_time(deadline: float) -> None:
-    """Raises `TimeLimitExceeded` if the task has run for longer than its message allows.
-
-    Only a pool of processes or greenlets can stop a task then. Elsewhere it runs to its end, and fails all the same.
-    """
-    late_s = time.monotonic() - deadline
-    if late_s > 0:
-        raise TimeLimitExceeded(f"the task ended {late_s:.3g} s after the time that its message allows")
-
-
-def roll_back_in_run(task: Any) -> None:
-    """Moves the rollback of ``task`` into its ``run``. So it runs within the contexts that its base classes open."""
-    run = task.run
-
-    @wraps(run)
-    def roll_back_and_run(*args: Any, **kwargs: Any) -> Any:
-        ticket = ticket_of(task)
-        if ticket is not None:
-            task._roll_back(ticket, args, kwargs)
-        return run(*args, **kwargs)
-
-    task.run = roll_back_and_run
-    task._rolls_back_in_run = True
-
-
-def before_start(self: Any, *args: Any) -> None:
-    """The outermost ``before_start`` of a task that has one. An exception in it fails the attempt, as in the body."""
-    ticket = ticket_of(self)
-    if ticket is None and self.request.is_eager:
-        _, given, named = args
-        ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
-    try:
-        super(self._outermost, self).before_start(*args)
-    except (Ignore, Reject, Retry):
-        raise
-    except Exception as exc:
-        if ticket is None or not ticket.pushed:
-            raise
-        if isinstance(exc, Drop):
-            # The body is not run (`enter`).
-            ticket.dropped = exc
-            return
-        raise_or_retry(self, ticket, exc)
-
-
-def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
-    """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt."""
-    if isinstance(exc, TypeError) and mismatch(task):
-        # No further attempt can help.
-        ticket.gave_up = True
-        raise ConfigurationError(mismatch(task)) from None
-    lane = ticket.lane or task.app.bridge.settings.lane
-    if isinstance(exc, Dead):
-        ticket.gave_up = True
-        raise exc
-    delay_s = exc.delay if isinstance(exc, Nack) else None
-    if isinstance(exc, Nack) and not exc.charge and not ticket.rollback_failed:
-        # A rollback that is still owed is charged: the leader would forget it otherwise.
-        ticket.nacked = exc
-        raise Retry(exc=exc, when=lane.backoff.delay_ms(1) / 1000 if delay_s is None else delay_s) from exc
-    if ticket.gave_up or ticket.is_last_attempt:
-        raise exc
-    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000 if delay_s is None else delay_s) from exc
-
-
-def retry_delay_ms(retry: Retry) -> int | None:
-    """How long a `Retry` waits, in ms from now; None if it does not say."""
-    when = retry.when
-    if isinstance(when, datetime):
-        return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))
-    if isinstance(when, int | float) and not math.isnan(when):
-        return int(max(0, min(when * 1000, LONGEST_DELAY_MS)))
-    return None
-
-
-def has_expired(expires: float | date | str, message_id: str) -> bool:
-    """Whether a message has expired. ``expires``: a time, also as ISO 8601 text, or seconds since the message was added
-    to the stream.
-    """
-    if isinstance(expires, date | str):
-        at = expires if isinstance(expires, datetime) else maybe_iso8601(str(expires))
-        return bool(time.time() >= maybe_make_aware(at, UTC).timestamp())
-    return time.time() >= int(message_id.partition("-")[0]) / 1000 + expires

@@ -92,7 +92,7 @@ def check_task_options(name: str, task: Any) -> None:
 
 
 def _check_rollback(name: str, value: Any) -> None:
-    """Refuses a rollback that cannot be called as `bridge.app.task` calls it."""
+    """Refuses a rollback that cannot be called as `bridge.app.task.TicketTask` calls it."""
     function = value.__func__ if isinstance(value, staticmethod) else value
     if not callable(function):
         raise ConfigurationError(f"task {name}: bridge_rollback must be a function {ROLLBACK}, not {value!r}")

@@ -8,7 +8,7 @@ The steps for one message are the same on both paths (`bridge.worker.pool.bundle
    is dropped. A recalled one is given back.
 3. Run the task by Celery's own tracer, or in a bundle by the light one (`bridge.worker.pool.light_tracer`). Signals and
    result backends may take long before the task's body starts, so the lease is checked again there
-   (`bridge.app.task.handled`).
+   (`bridge.app.handling.handled`).
 4. Write the outcome, with the effects in the same step. Only then the ticket's next message may start.
 
 The lease is checked in memory, never in Redis. So the only Redis command between two messages is one write, and in a
@@ -35,8 +35,8 @@ from redis.exceptions import ResponseError
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
+from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.state_home import versions_of
-from bridge.app.task import has_expired, retry_delay_ms
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome

@@ -3,8 +3,8 @@
 Celery's tracer costs more than everything else that a pool process does for a short task. Most of it serves listeners:
 signals, handlers, results, callbacks. `LightTracer` runs the body alone, if the task has none of them, and
 if the body succeeds. Whatever else comes of the body (an exception, a callback that it asked for) goes through Celery's
-tracer, which calls the task again: `bridge.app.task.enter` then raises or returns what came of the body. So all paths
-but one are Celery's own code, in every version.
+tracer, which calls the task again: `bridge.app.handling.enter` then raises or returns what came of the body. So all
+paths but one are Celery's own code, in every version.
 
 The tracer that Celery would use is looked at first. A library may have replaced or wrapped it, as Sentry and New Relic
 do. A later version of Celery may do more in it. In both cases Celery's is used.
@@ -30,7 +30,7 @@ from celery.utils.saferepr import saferepr
 from celery.utils.threads import LocalStack
 from kombu.utils.encoding import safe_repr
 
-from bridge.app.task import enter, handled
+from bridge.app.handling import enter, handled
 
 if TYPE_CHECKING:
     from bridge.app.context import TicketContext

@@ -13,8 +13,8 @@ from celery import Celery
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from bridge.app.context import TicketContext
+from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.installation import install
-from bridge.app.task import has_expired, retry_delay_ms
 from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.errors import StaleFence
