@@ -403,7 +403,7 @@ LISTENERS = (prerun, postrun, success, wrapped_tracer, wrapped_task, patched_bui
 
 
 @pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.__name__)
-def test_whoever_listens_is_called_for_each_message(listener: Callable[[Any], None]) -> None:
+def test_a_listener_is_called_for_each_message(listener: Callable[[Any], None]) -> None:
     shop: Any = Shop(returns(1), more=listener)
     try:
         shop.run()
