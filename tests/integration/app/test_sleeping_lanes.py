@@ -48,7 +48,7 @@ class Kept:
 
     def _started(self, folder: Path) -> SharedLanes:
         self.server = self._parts.enter_context(
-            EmbeddedServer(binary=self._binary, data_dir=folder / "server", fsync="always")
+            EmbeddedServer(binary=self._binary, data_dir=folder / "server", fsync="no")
         )
         lanes = SharedLanes(self._parts.enter_context(closing(ProcessYard(folder, self.server.url))), self.server)
         lanes.worker("w1")

@@ -40,7 +40,7 @@ def test_is_configured_never_to_evict_and_to_log_every_write(own_server: Embedde
         settings = client.config_get("*")
     assert settings["maxmemory-policy"] == "noeviction"
     assert settings["appendonly"] == "yes"
-    assert settings["appendfsync"] == "always"
+    assert settings["appendfsync"] == "no"
     assert settings["save"] == ""
     assert settings["bind"] == "127.0.0.1"
 
