@@ -645,6 +645,22 @@ SCRIPT_MUTATIONS = [
     ),
     # -- HTTP consumers ------------------------------------------------------------------------------------------------
     _script(
+        "an outcome over HTTP counts for whatever message has its fence",
+        "I4",
+        ACKNOWLEDGE,
+        "test_http_consumers::test_an_outcome_is_written_once_under_its_fence_in_its_lane",
+        "if value and string.sub(value, 1, #id + 1) == id .. ' ' then",
+        "if value then",
+    ),
+    _script(
+        "a receive that is repeated returns other messages",
+        "promise 3",
+        TAKE,
+        "test_http_consumers::test_what_was_given_is_returned_first_and_not_more_than_its_slots",
+        "if not has[fence] and not full() then",
+        "if false then",
+    ),
+    _script(
         "an outcome over HTTP needs no current fence",
         "I4",
         ACKNOWLEDGE,
