@@ -127,7 +127,7 @@ bench: $(READY) ## The bridge against plain Celery and against a lock per ticket
 # Peers that run in Node. Where there is no npm, their rows are left out, and the run says so.
 PEERS := benchmarks/peers/node_modules/.package-lock.json
 $(PEERS): benchmarks/peers/package-lock.json
-	-@npm ci --silent --prefix benchmarks/peers
+	-@npm install --silent --no-save --prefix benchmarks/peers
 
 goals: $(READY) ## Each goal against its peer, as reached or not (GOALS_ARGS="--rounds 1 --scale 0.1")
 	-@$(MAKE) --no-print-directory --silent $(PEERS)

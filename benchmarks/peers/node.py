@@ -26,7 +26,7 @@ def node(package: str) -> str:
     if found is None:
         raise NotInstalled(f"{package}: there is no node here")
     if not (FOLDER / "node_modules" / package).is_dir():
-        raise NotInstalled(f"{package}: not installed; run: npm ci --prefix benchmarks/peers")
+        raise NotInstalled(f"{package}: not installed; run: npm install --no-save --prefix benchmarks/peers")
     return found
 
 
