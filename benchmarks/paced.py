@@ -47,6 +47,9 @@ def mixed(variant: str, scale: float) -> Metrics:
     with Stack("bridged", bundle_ms=10.0 if variant == "bundles" else 0.0) as stack:
         stack.start_workers(1, MIXED_SLOTS)
         stack.start_master()
+        # It leads, and has a worker.
+        push(stack.server.url, "noop", [("WARM", {"t": 0, "n": 1})])
+        stack.wait(lambda: stack.tally.done() == 1, "the first message", PATIENCE_S)
         waits = _waits(stack, "sometimes_slow", MIXED_RATE, 2 * SECONDS * scale + WARM_UP_S, slow=SLOW)
     return _figures(waits)
 

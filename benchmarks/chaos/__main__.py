@@ -18,7 +18,7 @@ from benchmarks.chaos.peers import PEERS
 from benchmarks.chaos.report import VIOLATIONS, kept, markdown, plots
 from benchmarks.chaos.run import WEIGHTS, Plan, run
 from benchmarks.machine import describe
-from benchmarks.peers.node import NotInstalled, node, version
+from benchmarks.peers.node import NotInstalled
 from benchmarks.report import show_machine
 from benchmarks.stack import ROOT
 from bridge.routing.errors import TicketBridgeError
@@ -73,9 +73,8 @@ def main(
         show_machine(console, machine)
         for name in only or PEERS:
             try:
-                if package := PEERS[name].package:
-                    node(package)
-                    versions.append(f"{PEERS[name].title} {version(package)}")
+                if version := PEERS[name].version():
+                    versions.append(version)
             except NotInstalled as reason:
                 console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
                 continue

@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as python_version
 from typing import Any
 
 from celery import Celery
 
 from benchmarks.apps.chaos_names import LOCKS
 from benchmarks.feed import Item, queue_of
-from benchmarks.peers.node import FOLDER, node
+from benchmarks.peers.node import FOLDER, NotInstalled, node
+from benchmarks.peers.node import version as node_version
 from benchmarks.stack import KEYS, Stack
 
 #: Worker processes, and tasks that each runs at once.
@@ -41,8 +44,23 @@ class Peer:
     parts: Callable[[], list[Part]]
     producer: Callable[[Stack], Push]
     environment: dict[str, str] = field(default_factory=dict)
-    #: What must be there, beside Celery.
+    #: The package from npm that must be there.
     package: str = ""
+    #: The package from PyPI that must be there.
+    extra: str = ""
+
+    def version(self) -> str:
+        """That of what must be there; empty: nothing must. Raises `NotInstalled`."""
+        if self.package:
+            return f"{self.title} {node_version(self.package)}"
+        if self.extra:
+            try:
+                return f"{self.title} {python_version(self.extra)}"
+            except PackageNotFoundError as error:
+                raise NotInstalled(
+                    f"{self.extra}: not installed; run: .venv/bin/pip install --no-deps {self.extra}"
+                ) from error
+        return ""
 
 
 def _celery(app: str, workers: int, slots: int, *, queues: bool = False) -> list[Part]:
@@ -127,6 +145,9 @@ PEERS = {
     "queues": Peer(
         "Celery, a queue per process",
         lambda: _celery("chaos_celery", WORKERS * SLOTS, 1, queues=True), _to_queues(WORKERS * SLOTS),
+    ),
+    "batches": Peer(
+        "celery-batches", lambda: _celery("chaos_batches", WORKERS, SLOTS), _to_queues(0), extra="celery-batches"
     ),
     "groupmq": Peer("GroupMQ", lambda: _in_node("groupmq"), _to_node("groupmq"), package="groupmq"),
     "bullmq": Peer("BullMQ", lambda: _in_node("bullmq"), _to_node("bullmq"), package="bullmq"),
