@@ -5,7 +5,7 @@ success of a message, and outcomes that a full server would refuse otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from redis import Redis
 
@@ -17,8 +17,7 @@ _APPLY = Script("apply")
 _TELL = Script("tell")
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(NamedTuple):
     """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any), which the command
     itself needs as well; ``check``: 'int' or 'float' when the command adds its last argument to a number.
     """
@@ -28,8 +27,7 @@ class Effect:
     arguments: tuple[Argument, ...]
 
 
-@dataclass(frozen=True)
-class Success:
+class Success(NamedTuple):
     """A message that succeeded: its effects and its outcome (JSON)."""
 
     ticket: str

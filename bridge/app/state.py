@@ -7,9 +7,9 @@ In Redis it is one hash for each ticket and subscription (`LaneKeys.state`): a f
 JSON. Only fields that changed are written. So other programs can read a state, and may write fields that no task
 writes.
 
-A change is found by comparing texts: each value is encoded once more when the body has ended, and compared with the
-text that was read. So changes deep inside a value are found as well, and reading or assigning a value costs no more
-than in any dict.
+A change is found when the body has ended: a text, a whole number, a bool or None is compared with the one that was
+read, and any other value is encoded once more and compared with the text that was read. So changes deep inside a value
+are found as well, and reading or assigning a value costs no more than in any dict.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ FIELDS_OF_CALL = 1000
 #: A number of so many digits may have more than 64 bits.
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _PLAIN = (str, int, float, bool, type(None))
+#: Types whose values have the same JSON if and only if they are equal.
+_COMPARED = frozenset({str, int, bool, type(None)})
+#: Texts that are shorter than this have no such number.
+_SHORT = 19
+_NOTHING = object()
 _ENCODING = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 #: The error of a task that has no state.
@@ -42,7 +47,7 @@ NO_STATE = "this task has no state: declare it with @app.task(bind=True, bridge_
 class StateDict(dict[str, Any]):
     """The state of one ticket: a dict of JSON values with text keys. Tuples become lists, as in JSON."""
 
-    __slots__ = ("_stored", "_ttl_ms")
+    __slots__ = ("_read", "_stored", "_ttl_ms")
 
     def __init__(self, stored: Mapping[bytes, bytes] | None = None) -> None:
         """``stored``: the fields as they are in Redis. Raises `PayloadError` for one that is not JSON."""
@@ -51,12 +56,15 @@ class StateDict(dict[str, Any]):
         super().__init__()
         for name, text in self._stored.items():
             try:
-                self[name.decode()] = _value(text)
+                self[name.decode()] = orjson.loads(text) if len(text) < _SHORT else _value(text)
             except ValueError as exc:
                 # A `UnicodeDecodeError` is one as well.
                 raise PayloadError(
                     f"the field {printable(name.decode(errors='backslashreplace'))} of the state is not JSON: {exc}"
                 ) from None
+
+        #: The values as they were read. The body may have changed those that can change.
+        self._read = dict(self)
 
     def ttl(self, seconds: float | None) -> None:
         """The state is deleted when it was not saved for ``seconds``. None: it is kept until somebody deletes it.
@@ -81,11 +89,20 @@ class StateDict(dict[str, Any]):
         size = 0
         for name, value in self.items():
             field = _name(name)
+            kind = type(value)
+            if kind in _COMPARED:
+                old = self._read.get(name, _NOTHING)
+                is_same = type(old) is kind and old == value
+                # Another program may write the same value in another form. It stays as it is.
+                stored[field] = text = self._stored[field] if is_same else _text(name, value)
+                if not is_same:
+                    changed += (field, text)
+                size += len(field) + len(text)
+                continue
             text = _text(name, value)
             size += len(field) + len(text)
             known = self._stored.get(field)
             if known is not None and (known == text or _text(name, _value(known)) == text):
-                # Another program may write the same value in another form. It stays as it is.
                 stored[field] = known
                 continue
             _check(name, value, text)

@@ -506,7 +506,7 @@ MUTATIONS = [
         "a body that failed without Celery's tracer counts as a success",
         "promise 4",
         "steady",
-        ("ledger: lost",),
+        ("ledger: unexplained",),
         (Edit("bridge/worker/pool/light_tracer.py", "came_of_body = (exc, None)", "came_of_body = (None, None)"),),
     ),
     Mutation(

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ import bridge
 import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
-from tests.chaos.recording import EFFECTS, WATCHER, folded, id_of, keeps, name_of, place_of, watch
+from tests.chaos.ledger import LedgerWriter
+from tests.chaos.recording import EFFECTS, WATCHER, folded, id_of, keeps, name_of, place_of, recorded
 from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STATES, STREAMS, SUBSCRIPTIONS
 from tests.chaos.versions import FOLLOWS, OLDER_TASK
 
@@ -70,7 +72,7 @@ bridge.leader.stream.reading.READ_COUNT = bridge.leader.step.steps.READ_COUNT = 
 #: Whether the tasks keep a state.
 _STATE = {"bridge_state": True} if os.environ.get(STATES, "1") == "1" else {}
 _LIMITED = {"bridge_subscription": os.environ[LIMITED_IN]} if LIMITED_IN in os.environ else {}
-_ledger = watch(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
+_ledger = LedgerWriter(Path(os.environ["CHAOS_LEDGER"])) if "CHAOS_LEDGER" in os.environ else None
 
 
 @app.task(bind=True, ignore_result=True, name="chaos.work", shared=False, **_STATE)
@@ -96,6 +98,11 @@ if FOLLOWS in os.environ:
 
 
 def _do(task: Any, ticket_id: str, payload: Any) -> None:
+    with recorded(_ledger, task, payload) if _ledger is not None else nullcontext():
+        _recorded(task, ticket_id, payload)
+
+
+def _recorded(task: Any, ticket_id: str, payload: Any) -> None:
     payload = {**payload, **payload.get("in", {}).get(task.ticket.subscription, {})}
     if keeps(task, payload):
         # Before anything goes wrong: an attempt that fails saves nothing.

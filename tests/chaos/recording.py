@@ -1,14 +1,19 @@
-"""Adds the ledger and an effect to the ticket tasks of any app. The tasks know nothing of it."""
+"""Adds the ledger and an effect to the ticket tasks of any app, whose tasks know nothing of it (`watch`), or to a task
+that asks for it (`recorded`). Signals keep the light tracer of bundles away; `recorded` does not.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from celery import signals
 
+import bridge
 from tests.chaos.ledger import LedgerWriter
 from tests.chaos.subscriptions import OF, SUBSCRIPTIONS, label_of
 
@@ -54,15 +59,8 @@ def watch(folder: Path) -> LedgerWriter:
 
     def started(task: Any, args: Any, **_: Any) -> None:
         ticket = getattr(task, "ticket", None)
-        if ticket is None:
-            return
-        n = place_of(args[1])
-        name, id_ = name_of(ticket), id_of(ticket.message_id, args[1])
-        writer.start(task.request.hostname, name, ticket.fence, id_, n, ticket.attempt)
-        fields: dict[Any, Any] = {"id": id_, "n": n, "fence": ticket.fence}
-        if keeps(task, args[1]):
-            fields["kept"] = 1
-        ticket.effects.xadd(EFFECTS + name, fields)
+        if ticket is not None:
+            _start(writer, task, args[1])
 
     def ended(task: Any, state: str, **_: Any) -> None:
         ticket = getattr(task, "ticket", None)
@@ -73,3 +71,29 @@ def watch(folder: Path) -> LedgerWriter:
     signals.task_prerun.connect(started, weak=False)
     signals.task_postrun.connect(ended, weak=False)
     return writer
+
+
+@contextmanager
+def recorded(writer: LedgerWriter, task: Any, payload: Any) -> Iterator[None]:
+    """The same for the body of one task, without signals."""
+    _start(writer, task, payload)
+    end = "raised"
+    try:
+        yield
+        end = "done"
+    except bridge.Drop:
+        end = "done"
+        raise
+    finally:
+        writer.end(name_of(task.ticket), task.ticket.fence, end)
+
+
+def _start(writer: LedgerWriter, task: Any, payload: Any) -> None:
+    ticket = task.ticket
+    n = place_of(payload)
+    name, id_ = name_of(ticket), id_of(ticket.message_id, payload)
+    writer.start(task.request.hostname, name, ticket.fence, id_, n, ticket.attempt)
+    fields: dict[Any, Any] = {"id": id_, "n": n, "fence": ticket.fence}
+    if keeps(task, payload):
+        fields["kept"] = 1
+    ticket.effects.xadd(EFFECTS + name, fields)

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from bridge.consumer.deadline import now_ns
@@ -64,8 +65,8 @@ class SharedPage:
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = _memory_file() if fd is None else fd
-        page = mmap.mmap(self.fd, _SIZE)
-        self._bytes = memoryview(page)
+        self._page = mmap.mmap(self.fd, _SIZE)
+        self._bytes = memoryview(self._page)
         self._numbers = self._bytes.cast("q")
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class SharedPage:
         # old incarnation with the new deadline.
         self._numbers[_DEADLINE] = 0
         self._numbers[_INCARNATION_NUMBER] += 1
-        self._bytes[_INCARNATION] = incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
+        self._bytes[_INCARNATION] = _padded(incarnation)
         self._numbers[_DEADLINE] = deadline_ns
 
     def extend(self, deadline_ns: int) -> None:
@@ -119,7 +120,7 @@ class SharedPage:
 
     def holds(self, incarnation: str) -> bool:
         """Whether ``incarnation`` holds the lease right now, as far as this machine may trust it."""
-        return now_ns() < self._numbers[_DEADLINE] and self.incarnation == incarnation
+        return now_ns() < self._numbers[_DEADLINE] and self._page[_INCARNATION] == _padded(incarnation)
 
     # -- what the main process recalls -----------------------------------------------------------------------------
 
@@ -305,6 +306,11 @@ class SharedPage:
             for row in self.rows()
             if row.fence and (ended or row.incarnation_number != self._numbers[_INCARNATION_NUMBER])
         ]
+
+
+@lru_cache(maxsize=16)
+def _padded(incarnation: str) -> bytes:
+    return incarnation.encode().ljust(INCARNATION_CHARS, b"\0")
 
 
 def _digest(id_: str) -> bytes:
