@@ -56,8 +56,8 @@ def test_a_consumer_that_is_frozen_past_its_lease_ends_itself_and_its_late_work_
     lane.push("T0", {"n": 0, "ms": 1500})
     wait_until(lambda: lane.executions() == 1, description="the message to be handled")
     frozen.pause()
-    other = start(lane, "h2", 1)
     began = time.monotonic()
+    other = start(lane, "h2", 1)
     wait_until(lambda: lane.count("done") == 1, description="the other one to handle it")
     assert time.monotonic() - began > 1
     frozen.resume()

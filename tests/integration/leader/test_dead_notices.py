@@ -222,7 +222,7 @@ def test_a_receiver_that_hangs_or_redirects(shop: NoticeShop, receiver: Receiver
     shop.wait_begun()
     for n in range(5):
         shop.break_some(1, first=n)
-        wait_until(lambda n=n: shop.redis.xlen(shop.keys.dead) == n + 1, description="the lane to go on", timeout_s=2)  # type: ignore[misc]
+        wait_until(lambda n=n: shop.redis.xlen(shop.keys.dead) == n + 1, description="the lane to go on")  # type: ignore[misc]
     wait_until(lambda: "timed out" in shop.notices().get("error", ""), description="a time limit")
     receiver.answer = 302
     receiver.released.set()
