@@ -16,6 +16,7 @@ begun stays first, even when an older message is replayed (`replay`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
@@ -46,6 +47,9 @@ class Lane(TicketRecords):
         self.late_before_ms = 0
         #: The earliest due time of a delayed message (Unix ms), as far as it is known; None: there is none.
         self.next_due_ms: int | None = None
+        #: While a new leader reads the lane: message for which its ticket waits -> when it is due (Unix ms). It may
+        #: have been rescheduled, and the entry still has the first time.
+        self.held_until_ms: dict[str, int] = {}
         self._delayed_name = settings.keys.delayed_consumer(settings.master)
         #: Whether some entries that were read before this term are not in the picture yet: those after `read_to`.
         self.behind = False
@@ -106,6 +110,8 @@ class Lane(TicketRecords):
     def _is_delayed(self, message: Message, options: MessageOptions, batch: Batch) -> bool:
         """Takes in what the options of a message say of its order. Returns whether nothing is left to do."""
         if options.hold:
+            if (due_ms := self.held_until_ms.get(message.id, options.due_ms)) != options.due_ms:
+                options = message.options = replace(options, due_ms=due_ms)
             if options.due_ms > self.now_ms():
                 batch.holding += (options.due_ms, member_of(message.id))
             return False
@@ -215,12 +221,15 @@ class Lane(TicketRecords):
         It goes to its place in id order, but not before a message that was begun.
         """
         options = message.options
-        if options is not None and options.overtakes:
+        if options is not None and options.due_ms:
             if options.due_ms > self.now_ms():
-                self.delay(message, options.due_ms, batch)
-                return
-            batch.late += (options.due_ms, member_of(message.id))
-            self.has_late = True
+                # An operator made it due before that. Its delay is over, so it goes before what has not begun.
+                options = message.options = replace(options, due_ms=id_key(message.id)[0])
+                if options.hold:
+                    batch.holding += (options.due_ms, member_of(message.id))
+            if options.overtakes:
+                batch.late += (options.due_ms, member_of(message.id))
+                self.has_late = True
         ticket = self.parked.get(message.ticket)
         if ticket is not None:
             self.shelve(ticket, {message.id: id_key(message.id)}, batch)

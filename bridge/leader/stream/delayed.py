@@ -57,13 +57,20 @@ class Delayed:
         #: Nothing is moved before this time (monotonic seconds), unless more was read.
         self._again_at = 0.0
         self._tried_at: tuple[int, int] | None = None
+        #: Whether tickets waited for some messages when this term began.
+        self._has_held = False
 
     def begin(self) -> None:
         """Learns when the next message is due, and whether any is late. To be called before the lane is read."""
-        late, rows = self._term.wire.call_many(
-            [("ZCARD", self._keys.late), ("ZRANGE", self._keys.delayed, 0, 0, "WITHSCORES")]
+        late, held, rows = self._term.wire.call_many(
+            [
+                ("ZCARD", self._keys.late),
+                ("ZCARD", self._keys.holding),
+                ("ZRANGE", self._keys.delayed, 0, 0, "WITHSCORES"),
+            ]
         )
         self._lane.has_late = late > 0
+        self._has_held = held > 0
         self._lane.next_due_ms = int(float(rows[1])) if rows else None
 
     # -- when ------------------------------------------------------------------------------------------------------
@@ -138,6 +145,10 @@ class Delayed:
         if not self._lane.has_late:
             return {}
         return due_times(self._term, self._keys.late, ids)
+
+    def held_among(self, ids: Sequence[str]) -> dict[str, int]:
+        """Those of ``ids`` for which their tickets wait -> when they are due. Only those from before this term."""
+        return due_times(self._term, self._keys.holding, ids) if self._has_held else {}
 
     def late_from(self, start: Place, most: int) -> tuple[list[tuple[Place, str]], Place | None]:
         """The late messages from ``start`` on, by their places: at most ``most`` of them, and the place where the next

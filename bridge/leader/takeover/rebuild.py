@@ -199,13 +199,15 @@ class Rebuild:
         if self._claimed(strange) or self._mended_since(after, id_text(min(reached, self._group_to))):
             # These entries belong into this page, so it is read again.
             return True
-        late = self._delayed.late_among([entry[0].decode() for entry in page.entries])
+        ids = [entry[0].decode() for entry in page.entries]
+        late, lane.held_until_ms = self._delayed.late_among(ids), self._delayed.held_among(ids)
         for entry in page.entries:
             key = id_key(entry[0].decode())
             if key > reached:
                 break
             self._take(entry, full, late, batch)
             lane.read_to = key
+        lane.held_until_ms = {}
         # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
         self._steps.advance(batch)
         if reached != NEVER:

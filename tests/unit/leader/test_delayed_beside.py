@@ -1,0 +1,170 @@
+"""What other things do to a delayed message: a park, a replay, a version change, and a worker that is lost with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
+from bridge.routing.ids import id_text
+from bridge.routing.message_options import MessageOptions
+from bridge.routing.messages import Message
+from tests.unit.leader.lane_world import LaneWorld
+from tests.unit.leader.test_chain import Chain
+from tests.unit.leader.test_lane_parking import next_outcome
+
+
+def begin() -> LaneWorld:
+    world = LaneWorld(clocked=True, bundle_ms=0.0)
+    world.join("w1@h", 1)
+    return world
+
+
+def pass_ms(world: LaneWorld, ms: int) -> None:
+    world.now += ms
+    world.step()
+
+
+def work_off(world: LaneWorld) -> list[str]:
+    """Lets all messages succeed. Returns their ids in the order of success."""
+    done = []
+    while world.running():
+        done.append(next_outcome(world, Kind.DONE))
+        world.check()
+    left = [*world.store.pending, *world.store.late, *world.store.delayed]
+    assert left == []
+    return done
+
+
+def died_delayed(world: LaneWorld) -> tuple[str, list[str]]:
+    """A message that was delayed and is dead, and later ones of its ticket, the first of them in flight."""
+    dead = world.push_delayed("T", world.now + 1000)
+    world.read()
+    pass_ms(world, 1001)
+    assert next_outcome(world, Kind.DEAD) == dead
+    later = world.push("T", count=3)
+    world.read()
+    return dead, later
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_replay_goes_before_all_that_has_not_begun_and_is_not_delayed_again(*, taken_over: bool) -> None:
+    world = begin()
+    dead, later = died_delayed(world)
+    world.order(do="replay", letters=[dead])
+    assert set(world.store.late) == {dead}
+    assert not world.store.delayed
+    if taken_over:
+        world.rebuild()
+    world.check()
+    assert work_off(world) == [later[0], dead, *later[1:]]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_replay_of_one_that_was_made_due_early_is_not_delayed_until_its_first_time(
+    *, hold: bool, taken_over: bool
+) -> None:
+    world = begin()
+    id_ = world.push_delayed("T", world.now + 60_000, hold=hold)
+    world.read()
+    world.order(do="delayed", act="now", ids=[id_])
+    pass_ms(world, 1)
+    assert next_outcome(world, Kind.DEAD) == id_
+    later = world.push("T", count=3)
+    world.read()
+    world.order(do="replay", letters=[id_])
+    assert not world.store.delayed
+    if taken_over:
+        world.rebuild()
+    world.check()
+    assert work_off(world) == [later[0], id_, *later[1:]]
+    assert not world.store.holding
+
+
+@pytest.mark.parametrize("act", ["now", "reschedule"])
+def test_a_new_leader_goes_by_the_time_that_an_operator_gave_a_message_that_is_not_first(act: str) -> None:
+    # Given a message for which its ticket is to wait, behind one that runs
+    world = begin()
+    [first] = world.push("T")
+    held = world.push_delayed("T", world.now + 1000, hold=True)
+    world.read()
+    due_ms = None if act == "now" else world.now + 5000
+    assert world.order(do="delayed", act=act, ids=[held], due_ms=due_ms)["changed"] == [held]
+    world.rebuild()
+    assert next_outcome(world, Kind.DONE) == first
+    if act == "reschedule":
+        pass_ms(world, 4999)
+        assert not world.running()
+        pass_ms(world, 2)
+    assert work_off(world) == [held]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_is_due_in_a_parked_ticket_waits_and_takes_its_place_at_the_release(*, taken_over: bool) -> None:
+    world = begin()
+    delayed = world.push_delayed("T", world.now + 1000)
+    world.read()
+    world.order(do="park", ticket="T")
+    before = world.push("T", count=2)
+    world.read()
+    pass_ms(world, 1001)
+    after = world.push("T", count=2)
+    world.read()
+    assert not world.running()
+    assert not world.store.delayed
+    if taken_over:
+        world.rebuild()
+    world.check()
+    assert not world.running()
+    world.order(do="release", ticket="T")
+    assert work_off(world) == [*before, delayed, *after]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_was_cut_off_with_its_worker_comes_again_before_later_messages(*, taken_over: bool) -> None:
+    world = LaneWorld(clocked=True, bundle_ms=0.0)
+    life = world.join("w1@h", 1)
+    delayed = world.push_delayed("T", world.now + 1000)
+    world.read()
+    pass_ms(world, 1001)
+    [(parcel, _)] = world.running()
+    assert parcel.runs["T"][1] == [delayed]
+    later = world.push("T", count=2)
+    world.read()
+    world.leave(life)
+    if taken_over:
+        world.rebuild()
+    world.check()
+    assert set(world.store.late) == {delayed}
+    world.join("w2@h", 1)
+    ticket = world.lane.tickets["T"]
+    assert ticket.run[0].id == delayed
+    # A rollback needs to know what was cut off.
+    assert ticket.lost is not None
+    assert work_off(world) == [delayed, *later]
+
+
+def test_a_newer_version_waits_for_a_message_of_the_older_one_from_when_it_is_moved() -> None:
+    chain = Chain()
+    older = chain.lanes[0]
+    delayed = Message("1-0", "T", "task", b"{}")
+    delayed.options = MessageOptions(due_ms=5000)
+    with chain.places[0].turn():
+        older.ingest(delayed, Batch())
+    # It is not due: the newer version goes on.
+    newer = chain.ingest(1, "T")
+    assert (chain.ready(0), chain.ready(1)) == ([], ["T"])
+    chain.dispatch(1, newer)
+    chain.done(1, newer)
+    # It is due
+    with chain.places[0].turn():
+        older.read_to = (1, 0)
+        older.take_late(delayed, Batch(), moved=True)
+    chain.ingest(1, "T")
+    assert (chain.ready(0), chain.ready(1)) == (["T"], [])
+    assert id_text(older.read_to) == "1-0"
+    first = older.tickets["T"]
+    chain.dispatch(0, first)
+    chain.done(0, first)
+    assert chain.ready(1) == ["T"]
