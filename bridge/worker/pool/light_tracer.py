@@ -1,13 +1,13 @@
-"""Runs a message of a bundle without Celery's tracer, where nobody could tell the difference.
+"""Runs a message of a bundle without Celery's tracer, when nothing can notice the difference.
 
 Celery's tracer costs more than everything else that a pool process does for a short task. Most of it serves listeners:
-signals, handlers, results, callbacks. `LightTracer` runs the body alone, if the task has none of them, and
-if the body succeeds. Whatever else comes of the body (an exception, a callback that it asked for) goes through Celery's
-tracer, which calls the task again: `bridge.app.handling.enter` then raises or returns what came of the body. So all
-paths but one are Celery's own code, in every version.
+signals, handlers, results, callbacks. If the task has none of them, `LightTracer` runs the body alone. Only a success
+ends here. Any other end of the body (an exception, a callback that it asked for) goes through Celery's tracer, which
+calls the task again: `bridge.app.handling.enter` then raises or returns what the body did. So all paths but one are
+Celery's own code, in every version.
 
-The tracer that Celery would use is looked at first. A library may have replaced or wrapped it, as Sentry and New Relic
-do. A later version of Celery may do more in it. In both cases Celery's is used.
+`LightTracer` first looks at the tracer that Celery would use. A library may have replaced or wrapped that tracer, as
+Sentry and New Relic do, and a later version of Celery may do more in it. In both cases Celery's tracer is used.
 """
 
 from __future__ import annotations
