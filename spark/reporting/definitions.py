@@ -35,14 +35,22 @@ DEFINITIONS = (
     (
         "waiting",
         "The time from when the message was enqueued (the time in its id, by the server's clock) to the first start of "
-        "an execution of it (by the worker's clock). Where the clocks differ so much that it would be negative, it is "
-        "0.",
+        "an execution of it (by the worker's clock). Of a delayed message it begins when the message was due, if the "
+        "archive has its entry. Where the clocks differ so much that it would be negative, it is 0.",
     ),
     (
         "service",
         "How long one execution ran, by the clock of its machine. An execution whose times are not known has none.",
     ),
-    ("turnaround", "The time from when the message was enqueued to the end of the execution that succeeded."),
+    (
+        "turnaround",
+        "The time from when the message was enqueued, or was due, to the end of the execution that succeeded.",
+    ),
+    (
+        "delayed",
+        "A message that was due later than it was enqueued, if the archive has its entry: an entry may leave its "
+        "stream before it is archived. A due time that an operator changed is not known.",
+    ),
     (
         "percentiles",
         "p90 is the smallest time that at least 90 % do not exceed (nearest rank). Exact for up to 10,000 values; of "

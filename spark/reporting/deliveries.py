@@ -72,12 +72,20 @@ def deliveries(history: DataFrame, within: Range) -> DataFrame:
     )
 
 
-def messages(rows: DataFrame) -> DataFrame:
-    """One row per message, from `deliveries`.
+def due_times(entries: DataFrame) -> DataFrame:
+    """When messages were to be due: ``message_id`` and ``due_us``, of those that said so. ``entries``: the archive's
+    table of messages. Of a message whose entry left its stream before it was archived, nobody knows.
+    """
+    return entries.filter(fn.col("due").isNotNull()).select("message_id", fn.unix_micros("due").alias("due_us"))
+
+
+def messages(rows: DataFrame, due: DataFrame) -> DataFrame:
+    """One row per message, from `deliveries` and `due_times`.
 
     Columns: ``message_id``, ``ticket_id`` and ``task`` (null: no row of it names one), ``outcome``, ``enqueued_us``,
-    ``first_start_us``, ``waiting_us``, ``turnaround_us``, and how many ``executions``, ``retries``, ``failures``,
-    ``losses``, ``returns``, ``replays`` and ``stale``.
+    ``delayed`` (1: it was due later than it was enqueued, else 0), ``first_start_us``, ``waiting_us``,
+    ``turnaround_us``, and how many ``executions``, ``retries``, ``failures``, ``losses``, ``returns``, ``replays`` and
+    ``stale``.
     """
     what, place = fn.col("what"), fn.col("place")
     last = fn.max_by(what, fn.when(what != _STALE, place))
@@ -102,12 +110,17 @@ def messages(rows: DataFrame) -> DataFrame:
         how_many(what == What.STALE.value).alias("stale"),
     )
     zero = fn.lit(0).cast("long")
-    waiting = fn.col("first_start_us") - fn.col("enqueued_us")
-    turnaround = fn.when(fn.col("outcome") == DONE, fn.col("done_end_us") - fn.col("enqueued_us"))
+    delayed = fn.coalesce(fn.col("due_us") > fn.col("enqueued_us"), fn.lit(False))
+    # A delay is no waiting.
+    could_start = fn.when(delayed, fn.col("due_us")).otherwise(fn.col("enqueued_us"))
+    waiting = fn.col("first_start_us") - could_start
+    turnaround = fn.when(fn.col("outcome") == DONE, fn.col("done_end_us") - could_start)
     return (
-        found.withColumn("waiting_us", fn.when(waiting.isNotNull(), fn.greatest(waiting, zero)))
+        found.join(due, "message_id", "left")
+        .withColumn("delayed", delayed.cast("long"))
+        .withColumn("waiting_us", fn.when(waiting.isNotNull(), fn.greatest(waiting, zero)))
         .withColumn("turnaround_us", fn.when(turnaround.isNotNull(), fn.greatest(turnaround, zero)))
-        .drop("done_end_us")
+        .drop("done_end_us", "due_us")
     )
 
 

@@ -18,9 +18,9 @@ from pyspark.sql import functions as fn
 from bridge.routing.errors import InputError
 from bridge.spark.archiving.reading import Range, read_table
 from bridge.spark.job.paths import to_read
-from bridge.spark.read.options import DEAD, HISTORY
+from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.reporting import tables as report_tables
-from bridge.spark.reporting.deliveries import deliveries, messages
+from bridge.spark.reporting.deliveries import deliveries, due_times, messages
 from bridge.spark.reporting.tables import Facts, Whole
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def results(
     before = session.conf.get(_TIMESTAMPS)
     session.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
     rows = deliveries(read_table(session, archive, HISTORY), within).persist(StorageLevel.MEMORY_AND_DISK)
-    each = messages(rows).persist(StorageLevel.MEMORY_AND_DISK)
+    due = due_times(read_table(session, archive, MESSAGES))
+    each = messages(rows, due).persist(StorageLevel.MEMORY_AND_DISK)
     writer = _Writer(session, folder, tell)
     try:
         facts = Facts(rows, each, report_tables.letters(read_table(session, archive, DEAD), within))

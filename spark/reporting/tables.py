@@ -73,7 +73,7 @@ def totals(facts: Facts) -> DataFrame:
     counted = facts.messages.agg(
         fn.count(fn.lit(1)).alias("messages"),
         *(how_many(outcome == kind).alias(kind) for kind in OUTCOMES),
-        *_sums("executions", "retries", "failures", "losses", "returns", "replays", "stale"),
+        *_sums("delayed", "executions", "retries", "failures", "losses", "returns", "replays", "stale"),
         *_waiting_and_turnaround(),
         fn.timestamp_micros(fn.min("enqueued_us")).alias("first_enqueued_at"),
         fn.min("enqueued_us").alias("first_us"),
@@ -104,7 +104,7 @@ def per(facts: Facts, key: str, whole: Whole) -> DataFrame:
             fn.count(fn.lit(1)).alias("messages"),
             *tickets,
             *(how_many(outcome == kind).alias(kind) for kind in (DONE, DEAD, UNDONE)),
-            *_sums("executions", "retries", "failures", "losses", "returns", "replays"),
+            *_sums("delayed", "executions", "retries", "failures", "losses", "returns", "replays"),
             *_waiting_and_turnaround(),
         )
     )

@@ -236,4 +236,8 @@ def random_archive(seed: int, count: int = 400) -> Archive:
         lines.append(Line(at_us + 50, f"{at_us // 1000}-{count + number}", "", "", what))
     made.history = history(lines)
     draw.shuffle(made.history)
+    for id_ in sorted({line.message_id for line in lines})[::7]:
+        # Some were due before they were enqueued, which is no delay.
+        due = str(max(0, id_key(id_)[0] + draw.randrange(-1000, 60_000)))
+        made.messages.append(message(id_, "T", "1", fields={"due": due}))
     return made

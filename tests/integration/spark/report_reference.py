@@ -51,7 +51,7 @@ def began(row: Row) -> bool:
 class Life:
     """What became of one message."""
 
-    def __init__(self, id_: str, rows: list[Row]) -> None:
+    def __init__(self, id_: str, rows: list[Row], due: int | None = None) -> None:
         self.id = id_
         self.rows = sorted(rows, key=lambda row: (id_key(row["history_id"]), row["row"]))
         self.ticket = next((row["ticket_id"] for row in self.rows if row["ticket_id"]), None)
@@ -74,11 +74,12 @@ class Life:
         self.first_start = min(starts) if starts else None
         self.waiting = None
         if self.enqueued is not None and self.first_start is not None:
-            self.waiting = max(0, self.first_start - self.enqueued)
+            self.waiting = max(0, self.first_start - max(self.enqueued, due or 0))
         self.turnaround = None
         if self.outcome == "done" and self.enqueued is not None:
             end = max(ended(row) for row in self.rows if row["what"] == "done")
-            self.turnaround = max(0, end - self.enqueued)
+            self.turnaround = max(0, end - max(self.enqueued, due or 0))
+        self.delayed = self.enqueued is not None and (due or 0) > self.enqueued
 
     def how_many(self, *what: str) -> int:
         """Rows of a kind."""
@@ -106,7 +107,8 @@ def lives(archive: Archive) -> list[Life]:
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in archive.history:
         rows[row["message_id"]].append(row)
-    return [Life(id_, own) for id_, own in rows.items()]
+    due = {row["message_id"]: int(row["fields"]["due"]) * 1000 for row in archive.messages}
+    return [Life(id_, own, due.get(id_)) for id_, own in rows.items()]
 
 
 def timed(found: Iterable[Life]) -> list[Row]:
@@ -133,6 +135,7 @@ def summary(found: Sequence[Life], everything: Sequence[Life]) -> Expected:
     outcomes = [life.outcome for life in found]
     return {
         "messages": len(found),
+        "delayed": sum(life.delayed for life in found),
         **{kind: outcomes.count(kind) for kind in ("done", "dead", "undone")},
         "executions": sum(len(life.executions) for life in found),
         "retries": sum(life.retries for life in found),

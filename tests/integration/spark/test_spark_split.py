@@ -19,7 +19,7 @@ from bridge.spark.archiving.reading import Range, read_table
 from bridge.spark.archiving.selection import Selection
 from bridge.spark.read.options import DEAD, HISTORY
 from bridge.spark.replay import Replay, replay
-from bridge.spark.reporting.deliveries import deliveries, messages
+from bridge.spark.reporting.deliveries import deliveries, due_times, messages
 from bridge.spark.reporting.tables import letters
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark.spark_session import session_of
@@ -168,7 +168,11 @@ def check_report(session: SparkSession, out: Path, one: str, other: str) -> None
     # A range of ids holds for all partitions.
     within = Range.of(None, f"{BEGIN_MS + 9}-0@g1p0")
     rows = deliveries(read_table(session, str(out), HISTORY), within)
-    counts = messages(rows).groupBy("ticket_id").agg(fn.count("*"), fn.sum("executions"), fn.count("turnaround_us"))
+    counts = (
+        messages(rows, due_times(read_table(session, str(out), "messages")))
+        .groupBy("ticket_id")
+        .agg(fn.count("*"), fn.sum("executions"), fn.count("turnaround_us"))
+    )
     assert sorted(tuple(row) for row in counts.collect()) == sorted([(one, 10, 10, 10), (other, 5, 5, 5)])
     assert letters(read_table(session, str(out), DEAD), within).count() == 1
 
