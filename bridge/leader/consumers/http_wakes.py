@@ -33,11 +33,7 @@ class HttpWakes:
         """A batch was written: its dispatches are in the queues."""
         if not batch.dispatches or not self._may_publish:
             return
-        lane = self._lane
-        if not any(not consumer.takes_bundles for consumer in lane.consumers.values()):
-            return
-        over_http = {consumer.name for consumer in lane.consumers.values() if not consumer.takes_bundles}
-        names = [name for name in batch.dispatches if name in over_http]
+        names = [name for name in batch.dispatches if name in self._lane.over_http]
         if not names:
             return
         try:

@@ -66,6 +66,7 @@ class Consumers:
                 self.close(registration.incarnation)
             order = orders.get(name)
             consumer.draining = order is not None and order.is_for(registration)
+        lane.over_http = frozenset(one.name for one in lane.consumers.values() if not one.takes_bundles)
         for name, order in orders.items():
             self._forget_drain(name, order, registered.get(name))
         left = self._leases.ask(self._term.redis, self._term.leadership, lane.consumers)

@@ -53,6 +53,8 @@ class Lane(TicketRecords):
         self._delayed_name = settings.keys.delayed_consumer(settings.master)
         #: Whether some entries that were read before this term are not in the picture yet: those after `read_to`.
         self.behind = False
+        #: Names of the HTTP consumers, made with each look at the registrations, since each batch asks.
+        self.over_http: frozenset[str] = frozenset()
         #: Measured service time of each task, in ms.
         self.service_ms: dict[str, float] = {}
 
