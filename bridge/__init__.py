@@ -21,7 +21,6 @@ from bridge.routing.errors import (
 )
 
 if TYPE_CHECKING:
-    from bridge.app import sql
     from bridge.app.context import TicketContext
     from bridge.app.installation import install
     from bridge.app.refusing import Dead, Drop, Nack
@@ -43,7 +42,6 @@ __all__ = [
     "TicketTask",
     "Unanswered",
     "install",
-    "sql",
     "state",
 ]
 
@@ -61,9 +59,6 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sql":
-        # A module of its own, for the extra of this name.
-        return import_module("bridge.app.sql")
     if name in _LATE:
         return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

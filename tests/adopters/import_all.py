@@ -1,5 +1,5 @@
 """Imports every module of the package, prints how many, and fails if one cannot be imported. Runs in an environment
-without Spark, pytest and the extra http: only modules for these may fail, and only because of them.
+without Spark, pytest and the extras http and sql: only modules for these may fail, and only because of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pkgutil import walk_packages
 OPTIONAL = {
     "bridge.http": {"fastapi", "h11", "starlette", "uvicorn"},
     "bridge.spark": {"pyspark", "pyarrow", "jinja2"},
+    "bridge.sql": {"sqlalchemy"},
     "bridge.testing": {"pytest", "pytest_celery", "psutil"},
 }
 #: Programs, which run when they are imported.

@@ -17,7 +17,6 @@ Only the standard library may be imported at the top.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -90,9 +89,7 @@ def preload(with_bridge: bool, with_http: bool) -> None:
         bridge = importlib.import_module("bridge")
         # By their public names: they import the modules behind them.
         for name in bridge.__all__:
-            # Some need an extra that is not installed.
-            with contextlib.suppress(bridge.ConfigurationError):
-                getattr(bridge, name)
+            getattr(bridge, name)
         for name in (*WORKERS_PART, *MASTERS_PART):
             importlib.import_module(name)
         if with_http and are_installed("fastapi", "uvicorn"):

@@ -1,4 +1,4 @@
-"""``bridge.sql``: an inbox in PostgreSQL, by which effects there happen exactly once. Needs the extra ``sql``.
+"""An inbox in PostgreSQL, by which effects there happen exactly once.
 
 A task may run again after its transaction was committed: its worker died before the success was written, or a frozen
 one woke up after its ticket had moved. So the transaction itself must know whether it is the first one. `Inbox.first`
@@ -14,13 +14,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.routing.errors import ConfigurationError, StaleFence
+from bridge.routing.errors import StaleFence
 
 try:
     from sqlalchemy import BigInteger, Column, DateTime, MetaData, String, Table, delete, func
     from sqlalchemy.dialects.postgresql import insert
 except ImportError as error:  # pragma: no cover
-    raise ConfigurationError("bridge.sql needs SQLAlchemy and psycopg: pip install 'ticket-bridge[sql]'") from error
+    needs = "bridge.sql needs SQLAlchemy and psycopg: pip install 'ticket-bridge[sql]'"
+    raise ModuleNotFoundError(needs, name=error.name) from None
 
 if TYPE_CHECKING:
     from sqlalchemy.sql import Executable
