@@ -52,6 +52,7 @@ hypothesis.settings.load_profile("any machine")
 
 # The apps of the tests.
 read_by_apps(
+    "ACCOUNTS_",
     "ADOPTED_",
     "ANYWHERE_",
     "CHAOS_",

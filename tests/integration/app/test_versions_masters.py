@@ -22,9 +22,10 @@ def test_a_master_that_does_not_name_a_version_with_undone_messages_is_refused(
     left = "v2" if follows else "v1"
     master, worker = chain.master("m1"), chain.worker("w1")
     wait_until(lambda: chain.redis.smembers(newer_key("orders")), description="the versions to be noted")
-    chain.redis.xadd(STREAMS[left], {"ticket_id": "T", "payload": '{"n": 1, "fail": 99}'})
-    worker.kill()
+    fields: dict[Any, Any] = {"ticket_id": "T", "payload": '{"n": 1, "fail": 99}', "max_attempts": "1000"}
+    chain.redis.xadd(STREAMS[left], fields)
     wait_until(lambda: chain.redis.xpending(STREAMS[left], GROUP)["pending"], description="the message to be read")
+    worker.kill()
     master.kill()
     newest = "orders:v3" if follows else "orders:v2"
     other = chain.master("m2", wait=False, bridge_stream=newest, bridge_follows=follows)

@@ -32,6 +32,14 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLan
     return lane
 
 
+@pytest.fixture
+def losing(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
+    """A lane in which a lease ends soon."""
+    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_LEASE="4")
+    lane.master("m1")
+    return lane
+
+
 def order(url: str, *arguments: str, app: str = APP) -> None:
     done = run_command(broker_environment(url), *arguments, app=app)
     assert done.returncode == 0, done.stderr
@@ -58,7 +66,8 @@ def holder_of(lane: HttpLane, *consumers: HttpConsumerUnderTest) -> tuple[HttpCo
     return (first, second) if lane.in_flight(first.name) else (second, first)
 
 
-def test_a_message_whose_attempt_was_cut_off_says_so(lane: HttpLane) -> None:
+def test_a_message_whose_attempt_was_cut_off_says_so(losing: HttpLane) -> None:
+    lane = losing
     consumers = lane.consumer("h1"), lane.consumer("h2")
     lane.push("T1", {"n": 0})
     holder, other = holder_of(lane, *consumers)
@@ -76,7 +85,8 @@ def test_a_message_whose_attempt_was_cut_off_says_so(lane: HttpLane) -> None:
     lane.assert_at_rest()
 
 
-def test_messages_that_were_lost_together_twice_go_out_alone(lane: HttpLane) -> None:
+def test_messages_that_were_lost_together_twice_go_out_alone(losing: HttpLane) -> None:
+    lane = losing
     last = lane.consumer("h1", 2)
     for ticket in ("T1", "T2"):
         lane.push(ticket, {"n": 0})
