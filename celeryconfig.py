@@ -31,15 +31,24 @@ broker_connection_max_retries = None
 # Messages without a task are incident events. So producers need not know the name of a Python function.
 bridge_default_task = "tasks.incidents.record_event"
 
-# A second subscription, which keeps an audit trail of the incidents. `bridge demo` sets the variable, and judges the
-# trail. Without it there is one subscription, named by bridge_group.
+# There is one subscription, named by bridge_group, unless one of the variables below adds others. `bridge demo` sets
+# them, and judges what these others did.
+_subscriptions: dict[str, dict[str, object]] = {"concurrency_stream_group": {"task": bridge_default_task}}
+
+# A second subscription, which keeps an audit trail of the incidents.
 if os.environ.get("BRIDGE_AUDIT_TRAIL", "0") != "0":
     imports = (*imports, "tasks.trail")
-    bridge_subscriptions = {
-        "concurrency_stream_group": {"task": bridge_default_task},
-        # Its task is the cheaper one. With shorter bundles the other subscription has more turns in a worker.
-        "audit_trail": {"task": "tasks.trail.note_event", "bundle_ms": 2.0},
-    }
+    # Its task is the cheaper one. With shorter bundles the other subscription has more turns in a worker.
+    _subscriptions["audit_trail"] = {"task": "tasks.trail.note_event", "bundle_ms": 2.0}
+
+# One more, for the urgent events alone. A program in Node handles them over HTTP, so Celery workers serve the others.
+if os.environ.get("BRIDGE_NOTICES", "0") != "0":
+    imports = (*imports, "tasks.notices")
+    bridge_serve = list(_subscriptions)
+    _subscriptions["notices"] = {"task": "tasks.notices.notify", "filter": {"priority": ["1 - Critical", "2 - High"]}}
+
+if len(_subscriptions) > 1:
+    bridge_subscriptions = _subscriptions
 
 # These tasks fail only when Redis fails for moments. So retries come soon. Attempt n waits
 # base * factor ** (n - 1) seconds, at most `limit`, of which up to the share `jitter` is taken off by chance.

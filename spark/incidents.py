@@ -2,6 +2,8 @@
 
     python -m bridge.spark.incidents events.csv.gz --out states.jsonl
 
+With ``--priority``, given once or more, it also names the events of each incident that have one of these priorities.
+
 The workers keep the same state event by event. This job shares no code with them, so a mistake in either shows.
 Everything is built from Spark's own functions, over each ticket's events as a sorted array.
 """
@@ -12,6 +14,7 @@ import importlib
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +48,10 @@ DONE_STATES = ("Resolved", "Closed")
 WAITING_PREFIX = "Awaiting"
 
 
-def expected_states(events: DataFrame) -> DataFrame:
+def expected_states(events: DataFrame, priorities: Sequence[str] = ()) -> DataFrame:
     """Per incident its final state: columns ``ticket_id`` and ``state``, a struct of strings.
+
+    With ``priorities`` there is a third column, ``seqs``: the numbers of the events with one of these, in order.
 
     ``events`` needs ``COLUMNS``; nulls count as empty strings. The order is that of ``seq``, a whole number. The
     members of ``state``: ``seq``, ``status`` (its activity), ``assignment_group``, ``updated_at`` (its timestamp),
@@ -106,9 +111,11 @@ def expected_states(events: DataFrame) -> DataFrame:
         "sla_seconds": sla,
         "digest": fn.aggregate(es, fn.lit(0).cast("long"), chain),
     }
-    return grouped.select(
-        "ticket_id", fn.struct(*(value.cast("string").alias(name) for name, value in state.items())).alias("state")
-    )
+    columns = [fn.struct(*(value.cast("string").alias(name) for name, value in state.items())).alias("state")]
+    if priorities:
+        wanted = fn.filter(es, lambda e: e["priority"].isin(*priorities))
+        columns.append(fn.transform(wanted, lambda e: e["place"]).alias("seqs"))
+    return grouped.select("ticket_id", *columns)
 
 
 def write_states(states: DataFrame, out: str) -> int:
@@ -118,7 +125,7 @@ def write_states(states: DataFrame, out: str) -> int:
     """
     from pyspark.sql import functions as fn
 
-    lines = states.orderBy("ticket_id").select(fn.to_json(fn.struct("ticket_id", "state")))
+    lines = states.orderBy("ticket_id").select(fn.to_json(fn.struct(*states.columns)))
     if out == "-":
         return sum(1 for row in lines.toLocalIterator() if print(row[0]) is None)
     target = Path(out)
@@ -145,9 +152,12 @@ def write_states(states: DataFrame, out: str) -> int:
 @click.argument("events")
 @click.option("--out", required=True, help="File for the JSON lines; - for standard output.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format of EVENTS [default: by its name].")
+@click.option("--priority", multiple=True, help='Also name the events with this priority: "seqs": [1, 2, …].')
 @click.option("--master", help="Spark master [default: local[*]].")
 @click.option("--spark-log", type=click.Path(path_type=Path), help="Keep Spark's own output in this file.")
-def main(events: str, out: str, kind: str | None, master: str | None, spark_log: Path | None) -> None:
+def main(
+    events: str, out: str, kind: str | None, priority: tuple[str, ...], master: str | None, spark_log: Path | None
+) -> None:
     """Computes the final state of every incident in EVENTS, as JSON lines {"ticket_id": …, "state": {…}}."""
     with errors_in_one_line():
         kind = kind or format_of(events)
@@ -157,7 +167,7 @@ def main(events: str, out: str, kind: str | None, master: str | None, spark_log:
         from bridge.spark.job.session import job_session
 
         with job_session("ticket-bridge incidents", master=master, log=spark_log) as session:
-            count = write_states(expected_states(read_events(session, events, kind)), out)
+            count = write_states(expected_states(read_events(session, events, kind), priority), out)
         print(f"{count:,} incidents", file=sys.stderr)
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import orjson
 from redis import Redis
 
 from bridge.link.connections import client
@@ -58,6 +60,8 @@ class Plan:
     flower: bool = True
     #: 0 takes a free one.
     flower_port: int = 0
+    #: Whether the first master listens for HTTP consumers, at a free port of this machine.
+    http: bool = False
     #: The subscriptions that the workers serve; empty: all.
     serve: tuple[str, ...] = ()
     #: On top of this process's environment, for masters and workers.
@@ -82,7 +86,12 @@ class Stack:
         self.workers: dict[str, Child] = {}
         self.flower: Child | None = None
         self.flower_port = plan.flower_port
+        self.http_port = 0
+        #: What an HTTP consumer needs to call the port.
+        self.http_token = secrets.token_urlsafe(24)
         self.jobs: list[Child] = []
+        #: Other programs that work until the stack stops.
+        self.programs: list[Child] = []
         #: Children that were stopped or killed on purpose.
         self._ended: set[Child] = set()
         self._redis: Redis | None = None
@@ -108,6 +117,11 @@ class Stack:
     @property
     def flower_url(self) -> str:
         return f"http://{HOST}:{self.flower_port}"
+
+    @property
+    def http_url(self) -> str:
+        """The address of the first master's port."""
+        return f"http://{HOST}:{self.http_port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -140,7 +154,7 @@ class Stack:
         self.server.start()
         self._serving = True
         self._say(f"server    {self.server.url}")
-        self.masters = [self._child(f"m{n}", "bridge", "run", log_level=None) for n in range(1, plan.masters + 1)]
+        self.masters = [self._master(n) for n in range(1, plan.masters + 1)]
         for master in self.masters:
             master.start()
         self.wait_for(self._all_lanes_are_led, "a master to lead", READY_TIMEOUT_S)
@@ -189,6 +203,13 @@ class Stack:
         job.start()
         return job
 
+    def start_program(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> Child:
+        """Starts a program that works until the stack stops. ``env``: on top of this process's environment."""
+        program = Child(name, command, log_file=self.plan.directory / f"{name}.log", env=env)
+        self.programs.append(program)
+        program.start()
+        return program
+
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -200,8 +221,7 @@ class Stack:
                 job.finished()
                 last_line = job.log_tail(1).strip().removeprefix("error: ")
                 raise InputError(f"{last_line} (said by the job {job.name}, see {job.log_file})")
-        everybody = [*self.masters, *self.workers.values(), *([self.flower] if self.flower else [])]
-        for child in everybody:
+        for child in [*self.masters, *self.workers.values(), *self.programs, *([self.flower] if self.flower else [])]:
             if child in self._ended or child.running or not child.pid:
                 continue
             how = _how(child)
@@ -233,11 +253,12 @@ class Stack:
 
     def close(self) -> None:
         """Stops all processes. A process stops before the processes that it needs."""
-        running = [*self.masters, *self.workers.values(), *self.jobs, *([self.flower] if self.flower else [])]
+        first = [*self.jobs, *self.programs, *([self.flower] if self.flower else [])]
+        running = [*self.masters, *self.workers.values(), *first]
         if any(child.running for child in running):
             self._say("stopping …")
         self._ended.update(running)
-        end_all([*self.jobs, *([self.flower] if self.flower else [])], self.stop)
+        end_all(first, self.stop)
         end_all(list(self.workers.values()), self.stop)
         end_all(self.masters, self.stop)
         if self._redis is not None:
@@ -249,11 +270,21 @@ class Stack:
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _child(self, name: str, module: str, *arguments: str, log_level: str | None) -> Child:
+    def _master(self, number: int) -> Child:
+        if number > 1 or not self.plan.http:
+            return self._child(f"m{number}", "bridge", "run", log_level=None)
+        token = {"name": "stack", "token": self.http_token, "verbs": ["consume"], "subscriptions": ["*"]}
+        env = {"BRIDGE_HTTP_TOKENS": orjson.dumps([token]).decode()}
+        return self._child("m1", "bridge", "run", "--http", f"{HOST}:{self.http_port}", log_level=None, env=env)
+
+    def _child(
+        self, name: str, module: str, *arguments: str, log_level: str | None, env: Mapping[str, str] | None = None
+    ) -> Child:
         command = [sys.executable, "-m", module, "-A", self.plan.app, *arguments]
         if log_level is not None:
             command.append(f"--loglevel={log_level}")
-        return Child(name, command, log_file=self.plan.directory / f"{name}.log", env=self.environment)
+        environment = {**self.environment, **(env or {})}
+        return Child(name, command, log_file=self.plan.directory / f"{name}.log", env=environment)
 
     def _choose_ports(self) -> None:
         plan = self.plan
@@ -266,6 +297,10 @@ class Stack:
             self.flower_port = free_port()
             while self.flower_port == plan.port:
                 self.flower_port = free_port()
+        if plan.http:
+            self.http_port = free_port()
+            while self.http_port in (plan.port, self.flower_port):
+                self.http_port = free_port()
 
     def _all_lanes_are_led(self) -> bool:
         ours = tuple(f"{socket.gethostname()}:{master.pid}:" for master in self.masters)

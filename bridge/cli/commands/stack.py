@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
     from bridge.stack.stack import Plan, Stack
 
-#: The variable with which ``celeryconfig.py`` declares the second subscription of `bridge demo`.
-TRAIL_VARIABLE = "BRIDGE_AUDIT_TRAIL"
+#: The variables with which ``celeryconfig.py`` declares the further subscriptions of `bridge demo`.
+TRAIL_VARIABLE, NOTICES_VARIABLE = "BRIDGE_AUDIT_TRAIL", "BRIDGE_NOTICES"
 
 PORT = click.IntRange(0, 65535)
 
@@ -99,14 +99,21 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
     Two subscriptions get every event: one keeps the state of each incident, the other one an audit trail. Exits 0 when
     both lost, reordered and overlapped nothing, and every incident has the state that Spark computed from the log, and
     a trail of all its events. Else exits 1. BRIDGE_AUDIT_TRAIL=0 runs it without the trail.
+
+    A third one gets the urgent events, which a program in Node handles over HTTP. Without Node or the extra http it
+    runs without that one, and says so; with BRIDGE_NOTICES=0 too.
     """
     from bridge.stack.demo.demo import Demo
+    from bridge.stack.demo.notices import why_not
     from bridge.stack.stopping import Stopped, StopRequest
 
     target: Target = ctx.obj
     shown = console(err=as_json)
     # The app is loaded after it. A value that the user has set holds.
     os.environ.setdefault(TRAIL_VARIABLE, "1")
+    if os.environ.setdefault(NOTICES_VARIABLE, "1") != "0" and (reason := why_not()) is not None:
+        os.environ[NOTICES_VARIABLE] = "0"
+        shown.print(f"Node      no HTTP consumer: {reason}")
     plan = plan_of(target, "demo", options)
     with StopRequest() as stop:
         try:
@@ -178,16 +185,19 @@ def lanes_of_stack(target: Target, plan: Plan) -> dict[str, list[LaneSettings]]:
 def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
     """Prints the addresses, then watches the processes. Raises `Stopped`, or `StackFailed`."""
     from bridge.stack.demo.demo import TRAIL
+    from bridge.stack.demo.notices import NOTICES
 
     url = stack.server.url
     app = "" if stack.plan.app == "tasks" else f" -A {stack.plan.app}"
-    trail = f"{TRAIL_VARIABLE}=1 " if any(lane.group == TRAIL for lane in stack.lanes) else ""
+    groups = {lane.group for lane in stack.lanes}
+    further = ((TRAIL, TRAIL_VARIABLE), (NOTICES, NOTICES_VARIABLE))
+    with_them = "".join(f"{variable}=1 " for name, variable in further if name in groups)
     say("")
     say(f"Redis     {url}")
     if stack.plan.flower:
         say(f"Flower    {stack.flower_url}")
-    say(f"push      {trail}BRIDGE_BROKER_URL={url} bridge{app} push FILE")
-    say(f"status    {trail}BRIDGE_BROKER_URL={url} bridge{app} status --watch")
+    say(f"push      {with_them}BRIDGE_BROKER_URL={url} bridge{app} push FILE")
+    say(f"status    {with_them}BRIDGE_BROKER_URL={url} bridge{app} status --watch")
     say(f"logs      {stack.plan.directory}")
     say("Ctrl-C stops everything.")
     stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)

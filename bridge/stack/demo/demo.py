@@ -8,7 +8,8 @@
 
 One incident of fifty gets two follow-ups, which are delayed messages: the verdict says whether they came in time and in
 order. The first subscription of the app keeps the states. One with the name `TRAIL` is judged, too: its trails in Redis
-and its part of the ledger.
+and its part of the ledger. One with the name `NOTICES` gets an HTTP consumer in Node, whose part of the ledger is
+judged.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bridge.routing.records import parse
 from bridge.stack.child import Child
 from bridge.stack.demo.follow_ups import FOLLOW_UP_S, has_follow_ups, judge_follow_ups
 from bridge.stack.demo.ledger import read_ledger
+from bridge.stack.demo.notices import CONSUMER, NOTICES, TOKEN, URGENT, command, judge_notices
 from bridge.stack.demo.progress import Counts, ProgressView, read_counts
 from bridge.stack.demo.verdict import (
     EXAMPLES,
@@ -101,12 +103,13 @@ class Demo:
             raise ConfigurationError(f"the demo needs a folder of its own, and {plan.directory} is not empty")
         self.ledger_dir = plan.directory / "ledger"
         self.states_file = plan.directory / "states.jsonl"
-        environment = {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir), FOLLOW_UP_S: str(FIRST_DUE_S)}
-        with_ledger = Plan(**{**vars(plan), "env": environment})
-        self.stack = Stack(with_ledger, [lane for each in lanes.values() for lane in each], stop, self._say)
-        self._stream = stream
         self._name, self._lanes = next(iter(lanes.items()))
         self._trail_lanes = lanes.get(TRAIL, ()) if self._name != TRAIL else ()
+        self._notice_lanes = lanes.get(NOTICES, ()) if self._name != NOTICES else ()
+        environment = {**plan.env, "BRIDGE_LEDGER_DIR": str(self.ledger_dir), FOLLOW_UP_S: str(FIRST_DUE_S)}
+        with_ledger = Plan(**{**vars(plan), "env": environment, "http": bool(self._notice_lanes)})
+        self.stack = Stack(with_ledger, [lane for each in lanes.values() for lane in each], stop, self._say)
+        self._stream = stream
         self._events = events
         self._console = console
         self._push_began = False
@@ -130,16 +133,25 @@ class Demo:
         log = self._events or self._generate()
         spark_log = self.stack.plan.directory / "spark-incidents.log"
         expected_job = self.stack.start_job(
-            "expected", "bridge.spark.incidents", log, "--out", str(self.states_file), "--spark-log", str(spark_log)
+            "expected",
+            "bridge.spark.incidents",
+            log,
+            *("--out", str(self.states_file), "--spark-log", str(spark_log)),
+            *(f"--priority={priority}" for priority in URGENT),
         )
         self.stack.start()
+        if self._notice_lanes:
+            program = command(self.stack.http_url, self.ledger_dir)
+            self.stack.start_program(CONSUMER, program, {TOKEN: self.stack.http_token})
+            self._say(f"Node      {CONSUMER} handles the urgent events over HTTP, from {self.stack.http_url}")
         with self._console.status("Spark computes the state that every incident must end in"):
             self._await(expected_job)
-        expected = self._expected_states()
+        expected, urgent = self._expected()
         total = sum(int(state["events"]) for state in expected.values())
         self._say(f"log       {total:,} events of {len(expected):,} incidents")
-        kill, problems = self._handle(log, total, 2 * sum(map(has_follow_ups, expected)))
-        verdict = self._judge(expected, kill, problems)
+        follow_ups = 2 * sum(map(has_follow_ups, expected))
+        kill, problems = self._handle(log, total, follow_ups, sum(map(len, urgent.values())))
+        verdict = self._judge(expected, urgent, kill, problems)
         self._print(verdict)
         text = orjson.dumps(verdict.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         (self.stack.plan.directory / "verdict.json").write_bytes(text)
@@ -157,22 +169,25 @@ class Demo:
         """Waits for a job's end. Raises `InputError` with its own words when it fails."""
         self.stack.wait_for(lambda: job.finished() == 0, f"the job {job.name} to end", JOB_TIMEOUT_S, CALM_S)
 
-    def _expected_states(self) -> dict[str, dict[str, str]]:
-        states = {}
+    def _expected(self) -> tuple[dict[str, dict[str, str]], dict[str, list[int]]]:
+        """Incident -> the state that it must end in, and incident -> the numbers of its urgent events, if any."""
+        states, urgent = {}, {}
         with self.states_file.open("rb") as lines:
             for line in lines:
                 found = orjson.loads(line)
                 states[found["ticket_id"]] = found["state"]
-        return states
+                if found["seqs"]:
+                    urgent[found["ticket_id"]] = found["seqs"]
+        return states, urgent
 
-    def _handle(self, log: str, total: int, follow_ups: int) -> tuple[Kill, list[str]]:
+    def _handle(self, log: str, total: int, follow_ups: int, urgent: int) -> tuple[Kill, list[str]]:
         """Pushes the log and waits until it is handled, killing a worker on the way; the kill, and what went wrong."""
         kill = Kill("", f"w{len(self.stack.workers) + 1}")
         problems: list[str] = []
         push_job = self._start_push(log)
         progressed_at = time.monotonic()
         last: tuple[int, bool] | None = None
-        with ProgressView(self._console, total + follow_ups) as view:
+        with ProgressView(self._console, total + follow_ups, urgent) as view:
 
             def is_over() -> bool:
                 nonlocal progressed_at, last
@@ -181,21 +196,22 @@ class Demo:
                 try:
                     counts = read_counts(self.stack.redis, self._lanes)
                     trail = read_counts(self.stack.redis, self._trail_lanes) if self._trail_lanes else None
+                    notices = read_counts(self.stack.redis, self._notice_lanes) if self._notice_lanes else None
                 except UNAVAILABLE:
                     # If the server is gone, the next look at the processes says so.
                     return False
-                view.show(counts, trail)
-                both = [one for one in (counts, trail) if one is not None]
-                settled = [one.settled for one in both]
-                if not kill.pid and sum(settled) >= KILL_AT * total * len(both):
-                    self._kill(kill, both)
+                view.show(counts, trail, notices)
+                by_workers = [one for one in (counts, trail) if one is not None]
+                everything = [*by_workers, *([notices] if notices is not None else [])]
+                settled = [one.settled for one in everything]
+                if not kill.pid and sum(settled[: len(by_workers)]) >= KILL_AT * total * len(by_workers):
+                    self._kill(kill, by_workers)
                 now = (sum(settled) + counts.pushed, self._push_began)
                 if now != last:
                     last, progressed_at = now, time.monotonic()
                 patience_s = PATIENCE_S if self._push_began else JOB_TIMEOUT_S
                 if time.monotonic() - progressed_at > patience_s:
-                    late = trail if trail is not None and counts.settled >= counts.pushed else counts
-                    problems.append(_stuck(late, patience_s))
+                    problems.append(_stuck(min(everything, key=lambda one: one.settled), patience_s))
                     return True
                 return push_job.finished() == 0 and min(settled) >= counts.pushed and bool(kill.pid)
 
@@ -249,7 +265,9 @@ class Demo:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, expected: dict[str, dict[str, str]], kill: Kill, problems: list[str]) -> DemoVerdict:
+    def _judge(
+        self, expected: dict[str, dict[str, str]], urgent: dict[str, list[int]], kill: Kill, problems: list[str]
+    ) -> DemoVerdict:
         counts = read_counts(self.stack.redis, self._lanes)
         everything = read_ledger(self.ledger_dir)
         ledger = everything.of(self._name)
@@ -263,6 +281,11 @@ class Demo:
             complete, incomplete = compare_trails(expected, self._actual_trails(list(expected)))
             trail = TrailVerdict(of_trail.done, of_trail.dead, judge(everything.of(TRAIL), events, killed), complete)
             problems += [f"audit trail: {line}" for line in trail.findings.examples] + incomplete
+        notices = None
+        if self._notice_lanes:
+            of_notices = read_counts(self.stack.redis, self._notice_lanes)
+            notices = judge_notices(everything, urgent, of_notices.done, of_notices.dead)
+            problems += [f"handled by Node: {line}" for line in notices.findings.examples]
         equal, differences = compare_states(expected, self._actual_states(list(expected)))
         read_by_spark = self._compare_in_spark(problems)
         follow_ups = judge_follow_ups(ledger, events, FIRST_DUE_S)
@@ -280,12 +303,13 @@ class Demo:
             lease_s=self._lanes[0].lease,
             trail=trail,
             follow_ups=follow_ups,
+            notices=notices,
         )
 
     def _dead_letters(self) -> list[str]:
         """The first few of each lane, in words."""
         found: list[Any] = []
-        for lane in (*self._lanes, *self._trail_lanes):
+        for lane in (*self._lanes, *self._trail_lanes, *self._notice_lanes):
             letters_of_lane: Any = self.stack.redis.xrange(lane.keys.dead, count=EXAMPLES)
             found += letters_of_lane
         letters = [{name.decode(): value.decode(errors="replace") for name, value in f.items()} for _, f in found]

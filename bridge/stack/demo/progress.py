@@ -34,6 +34,8 @@ class Counts:
     pushed: int
     done: int
     dead: int
+    #: Those that the subscription's filter left out.
+    left_out: int
     #: Consumer -> messages dispatched to it whose outcome is not recorded.
     in_flight: dict[str, int]
     #: Tickets that wait out a backoff.
@@ -42,8 +44,8 @@ class Counts:
 
     @property
     def settled(self) -> int:
-        """Done or dead messages."""
-        return self.done + self.dead
+        """Messages that are done or dead, or left out."""
+        return self.done + self.dead + self.left_out
 
     @property
     def dispatched(self) -> int:
@@ -60,7 +62,7 @@ def read_counts(redis: Redis, lanes: Sequence[LaneSettings]) -> Counts:
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
             keys = lane.keys
-            pipe.hmget(keys.counts, ["done", "dead"])
+            pipe.hmget(keys.counts, ["done", "dead", "left_out"])
             pipe.execute_command("XINFO STREAM", keys.stream)
             pipe.xpending(keys.stream, keys.group)
             pipe.zcard(keys.retries)
@@ -74,6 +76,7 @@ def read_counts(redis: Redis, lanes: Sequence[LaneSettings]) -> Counts:
         pushed=sum(one.pushed for one in found),
         done=sum(one.done for one in found),
         dead=sum(one.dead for one in found),
+        left_out=sum(one.left_out for one in found),
         in_flight=dict(in_flight),
         retrying=sum(one.retrying for one in found),
         leader=", ".join(dict.fromkeys(one.leader for one in found if one.leader)) or None,
@@ -94,6 +97,7 @@ def _counts_of(lane: LaneSettings, replies: Sequence[Any]) -> Counts:
         pushed=_added(stream),
         done=int(counts[0] or 0),
         dead=int(counts[1] or 0),
+        left_out=int(counts[2] or 0),
         in_flight={_text(c["name"]): c["pending"] for c in consumers if not _is_masters(c, lane)},
         retrying=int(retrying),
         leader=read_token(leader).holder if leader else None,
@@ -121,9 +125,11 @@ def _text(value: bytes | str) -> str:
 class ProgressView:
     """Shows a run's counts: bars on a terminal, else a line at most every `LINE_EVERY_S`."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, urgent: int = 0) -> None:
+        """``total``: the messages of each subscription. ``urgent``: those that the HTTP consumer is to handle."""
         self._display = ProgressDisplay(console, every_s=LINE_EVERY_S, keep=True)
         self._total = total
+        self._urgent = urgent
         self._history: deque[tuple[float, int]] = deque()
 
     def __enter__(self) -> Self:
@@ -134,8 +140,8 @@ class ProgressView:
     ) -> None:
         self._display.close()
 
-    def show(self, counts: Counts, trail: Counts | None = None) -> None:
-        """Shows the counts. ``trail``: those of the audit trail, where there is one."""
+    def show(self, counts: Counts, trail: Counts | None = None, notices: Counts | None = None) -> None:
+        """Shows the counts. ``trail`` and ``notices``: of the audit trail and the HTTP consumer, where they exist."""
         moving = f"waiting {counts.waiting:,}, in flight {counts.dispatched:,}, {rate(self._rate(counts.settled))}"
         pushed = Part("pushed", f"{counts.pushed:,}", counts.pushed, self._total)
         done = Part("done", f"{counts.settled:,}; {moving}", counts.settled, self._total)
@@ -144,6 +150,9 @@ class ProgressView:
         if trail is not None:
             line += f", audit trail {trail.settled:,}"
             parts.append(Part("audit trail", f"{trail.settled:,}", trail.settled, self._total))
+        if notices is not None:
+            line += f", by Node {notices.done:,}"
+            parts.append(Part("by Node", f"{notices.done:,}", notices.done, self._urgent))
         self._display.show(line, parts)
 
     def _rate(self, settled: int) -> float:

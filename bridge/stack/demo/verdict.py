@@ -65,6 +65,21 @@ class TrailVerdict:
 
 
 @dataclass(frozen=True)
+class NoticesVerdict:
+    """What decides whether the HTTP consumer kept the promise, which handles the urgent events alone."""
+
+    messages: int
+    done: int
+    dead: int
+    findings: Findings
+
+    @property
+    def ok(self) -> bool:
+        """Whether all were handled, in order."""
+        return self.done == self.messages and not self.dead and self.findings.clean
+
+
+@dataclass(frozen=True)
 class DemoVerdict:
     """All that decides whether a run passed."""
 
@@ -86,6 +101,8 @@ class DemoVerdict:
     trail: TrailVerdict | None = None
     #: None: there are none.
     follow_ups: FollowUps | None = None
+    #: None: there is no HTTP consumer.
+    notices: NoticesVerdict | None = None
 
     @property
     def ok(self) -> bool:
@@ -93,8 +110,8 @@ class DemoVerdict:
         complete = self.done == self.messages and self.dead == 0
         complete = complete and self.states_equal == self.tickets
         complete = complete and self.states_read_by_spark in (None, self.tickets)
-        follow_ups_ok = self.follow_ups is None or self.follow_ups.ok
-        return complete and self.findings.clean and self.trail_ok and follow_ups_ok and not self.problems
+        others_ok = all(other is None or other.ok for other in (self.follow_ups, self.notices))
+        return complete and self.findings.clean and self.trail_ok and others_ok and not self.problems
 
     @property
     def trail_ok(self) -> bool:
@@ -113,13 +130,18 @@ class DemoVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        flat = {**asdict(self), **asdict(self.findings)}
-        del flat["findings"]
+        flat = _flat(self)
         if self.trail is not None:
-            inner = {**asdict(self.trail), **asdict(self.trail.findings), "ok": self.trail_ok}
-            del inner["findings"]
-            flat["trail"] = inner
+            flat["trail"] = {**_flat(self.trail), "ok": self.trail_ok}
+        if self.notices is not None:
+            flat["notices"] = {**_flat(self.notices), "ok": self.notices.ok}
         return {"ok": self.ok, **flat, "throughput_per_s": round(self.throughput, 1)}
+
+
+def _flat(verdict: DemoVerdict | TrailVerdict | NoticesVerdict) -> dict[str, Any]:
+    flat = {**asdict(verdict), **asdict(verdict.findings)}
+    del flat["findings"]
+    return flat
 
 
 def judge(ledger: Ledger, expected: Mapping[str, int], killed: Mapping[int, int]) -> Findings:

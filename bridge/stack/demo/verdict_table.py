@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.routing.numbers import duration
-from bridge.stack.demo.verdict import DemoVerdict
+from bridge.stack.demo.verdict import DemoVerdict, Findings
 
 
 def verdict_table(verdict: DemoVerdict) -> Table:
@@ -38,10 +38,8 @@ def verdict_table(verdict: DemoVerdict) -> Table:
             f"of {verdict.tickets:,} equal in the table redisstate",
         )
     if (trail := verdict.trail) is not None:
-        faults = [(trail.findings.lost, "lost"), (trail.findings.reordered, "reordered")]
-        faults += [(trail.findings.overlapped, "overlapped"), (trail.findings.unexpected, "unexpected")]
-        said = ", ".join(f"{number:,} {word}" for number, word in [*faults, (trail.dead, "dead")])
-        note = f"of {verdict.tickets:,} complete, a second subscription: {trail.done:,} messages, {said}"
+        faults = _faults(trail.findings, trail.dead)
+        note = f"of {verdict.tickets:,} complete, a second subscription: {trail.done:,} messages, {faults}"
         bad = "" if verdict.trail_ok else "bold red"
         table.add_row("audit trails", Text(f"{trail.complete:,}", style=bad), Text(note, style=bad))
     if (later := verdict.follow_ups) is not None:
@@ -51,6 +49,11 @@ def verdict_table(verdict: DemoVerdict) -> Table:
         )
         bad = "" if later.ok else "bold red"
         table.add_row("follow-ups", Text(f"{later.came:,}", style=bad), Text(note, style=bad))
+    if (notices := verdict.notices) is not None:
+        handled = notices.messages - notices.findings.lost
+        note = f"of {notices.messages:,} urgent events, over HTTP: {_faults(notices.findings, notices.dead)}"
+        bad = "" if notices.ok else "bold red"
+        table.add_row("handled by Node", Text(f"{handled:,}", style=bad), Text(note, style=bad))
     row("throughput", round(verdict.throughput), None, f"messages per second, over {duration(findings.seconds * 1000)}")
     found = verdict.reroute
     if found is None:
@@ -63,3 +66,10 @@ def verdict_table(verdict: DemoVerdict) -> Table:
         f"bounded by the lease ({verdict.lease_s:g} s) and the time until the master looks (1 s)",
     )
     return table
+
+
+def _faults(findings: Findings, dead: int) -> str:
+    """What another subscription than the first did wrong, in words."""
+    faults = [(findings.lost, "lost"), (findings.reordered, "reordered"), (findings.overlapped, "overlapped")]
+    faults += [(findings.unexpected, "unexpected"), (dead, "dead")]
+    return ", ".join(f"{number:,} {word}" for number, word in faults)

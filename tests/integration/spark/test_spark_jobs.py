@@ -292,10 +292,16 @@ def test_a_log_that_cannot_be_pushed_is_one_line_and_leaves_nothing(
 def test_states_equal_an_independent_fold(session: SparkSession, log: Path, rows: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "states.jsonl"
     states = states_by_fold(rows)
-    assert write_states(expected_states(read_events(session, str(log))), str(out)) == len(states)
+    urgent = ("1 - Critical", "2 - High")
+    assert write_states(expected_states(read_events(session, str(log)), urgent), str(out)) == len(states)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["ticket_id"] for line in lines] == sorted(states)
     assert {line["ticket_id"]: line["state"] for line in lines} == states
+    seqs = per_ticket((row["ticket_id"], int(row["seq"])) for row in rows if row["priority"] in urgent)
+    assert {line["ticket_id"]: line["seqs"] for line in lines if line["seqs"]} == {
+        ticket: sorted(found) for ticket, found in seqs.items()
+    }
+    assert seqs
 
 
 def test_states_of_awkward_events_equal_an_independent_fold(session: SparkSession, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from bridge.spark.generate import incident_log, write_log
 from bridge.stack.demo.follow_ups import has_follow_ups
+from bridge.stack.demo.notices import URGENT
 from bridge.stack.ports import port_is_taken
 from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
@@ -77,6 +79,15 @@ class TestWithSpark:
         if verdict["reroute"] is not None:
             assert verdict["reroute"]["max_s"] > 0
         said = run.logs()
+        if shutil.which("node") is None:
+            assert "Node      no HTTP consumer: there is no program `node`" in said
+        else:
+            urgent = sum(row["priority"] in URGENT for row in incident_log(EVENTS, TICKETS, seed=5))
+            notices = verdict["notices"]
+            assert urgent > 0
+            assert (notices["ok"], notices["messages"], notices["done"]) == (True, urgent, urgent)
+            assert [notices[fault] for fault in faults] == [0] * len(faults)
+            assert re.search(rf"handled by Node +│ +{urgent} │ of {urgent} urgent events, over HTTP: 0 lost", said)
         assert '"ok": true' in said
         assert "PASSED" in said
         assert "kill -9" in said
@@ -98,11 +109,13 @@ class TestWithSpark:
         assert verdict["follow_ups"]["came"] == FOLLOW_UPS
 
     @pytest.mark.long
-    def test_an_app_without_an_audit_trail_is_judged_without_it(self, yard: ProcessYard, log: Path) -> None:
-        run = demo(yard, "--events", str(log), *SMALL, env={"BRIDGE_AUDIT_TRAIL": "0"})
+    def test_an_app_with_one_subscription_is_judged_alone(self, yard: ProcessYard, log: Path) -> None:
+        run = demo(yard, "--events", str(log), *SMALL, env={"BRIDGE_AUDIT_TRAIL": "0", "BRIDGE_NOTICES": "0"})
         assert run.wait(timeout_s=240) == 0, run.logs()
-        assert verdict_of(yard).get("trail") is None
+        verdict = verdict_of(yard)
+        assert (verdict["trail"], verdict["notices"]) == (None, None)
         assert "audit trail" not in run.logs()
+        assert "Node" not in run.logs()
 
     @pytest.mark.long
     def test_a_dishonest_app_fails_and_the_verdict_says_why(self, yard: ProcessYard, log: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_wheel_holds_every_module_and_every_script(wheel: zipfile.ZipFile) -
     expected = {
         place(folder) + str(path.relative_to(ROOT / folder))
         for folder in FOLDERS
-        for pattern in ("*.py", "*.lua", "py.typed", "look/*")
+        for pattern in ("*.py", "*.lua", "*.mjs", "py.typed", "look/*")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert sorted(expected - held) == []

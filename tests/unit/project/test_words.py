@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("bridge", "routing", "spark", "tasks", "tests", "benchmarks", "docs")
-KINDS = (".py", ".lua", ".md", ".html", ".js", ".toml", ".yml")
+KINDS = (".py", ".lua", ".md", ".html", ".js", ".mjs", ".toml", ".yml")
 
 #: Word -> what to write. Only words that have no other use here: "topic" has none, "session" is Spark's, too.
 NOT_USED = {

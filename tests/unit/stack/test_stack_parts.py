@@ -18,7 +18,7 @@ from bridge.cli.commands.stack import run_directory
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.child import Child, end_all
 from bridge.stack.demo.progress import Counts, ProgressView
-from bridge.stack.demo.verdict import DemoVerdict, Findings, Reroute, TrailVerdict
+from bridge.stack.demo.verdict import DemoVerdict, Findings, NoticesVerdict, Reroute, TrailVerdict
 from bridge.stack.demo.verdict_table import verdict_table
 from bridge.stack.stopping import Stopped, StopRequest
 from bridge.testing.waiting import wait_until
@@ -131,17 +131,19 @@ class TestChild:
 
 class TestProgress:
     def counts(self, done: int) -> Counts:
-        return Counts(pushed=100, done=done, dead=1, in_flight={"w1": 5, "w2": 4}, retrying=0, leader="m")
+        return Counts(pushed=100, done=done, dead=1, left_out=0, in_flight={"w1": 5, "w2": 4}, retrying=0, leader="m")
 
     def test_messages_neither_settled_nor_in_flight_are_waiting(self) -> None:
         counts = self.counts(30)
         assert (counts.settled, counts.dispatched, counts.waiting) == (31, 9, 60)
+        filtered = replace(counts, left_out=50)
+        assert (filtered.settled, filtered.waiting) == (81, 10)
 
     def test_without_a_terminal_it_is_plain_lines(self) -> None:
         out = io.StringIO()
-        with ProgressView(Console(file=out, width=200), 100) as view:
-            view.show(self.counts(30))
-        assert out.getvalue() == "pushed 100, done 31 of 100, waiting 60, in flight 9, 0/s\n"
+        with ProgressView(Console(file=out, width=200), 100, 7) as view:
+            view.show(self.counts(30), notices=replace(self.counts(5), left_out=60))
+        assert out.getvalue() == "pushed 100, done 31 of 100, waiting 60, in flight 9, 0/s, by Node 5\n"
 
     def test_on_a_terminal_it_is_bars(self) -> None:
         out = io.StringIO()
@@ -184,6 +186,17 @@ class TestVerdictTable:
         assert re.search(r"\x1b\[1;31m.*2.*7 lost", self.shown(bad))
         assert "audit trail" not in self.shown(self.verdict())
         assert (good.as_dict()["trail"]["ok"], bad.as_dict()["trail"]["lost"]) == (True, 7)
+
+    def test_the_http_consumer_has_a_row_of_its_own(self) -> None:
+        good = replace(self.verdict(), notices=NoticesVerdict(1130, 1130, 0, Findings()))
+        assert re.search(
+            r"handled by Node.* 1,130 .*of 1,130 urgent events, over HTTP: 0 lost, 0 reordered", self.shown(good)
+        )
+        assert "\x1b[1;31m" not in self.shown(good)
+        bad = replace(good, notices=NoticesVerdict(1130, 1123, 0, Findings(lost=7)))
+        assert re.search(r"\x1b\[1;31m.*1,123.*7 lost", self.shown(bad))
+        assert "Node" not in self.shown(self.verdict())
+        assert (good.as_dict()["notices"]["ok"], bad.as_dict()["notices"]["lost"]) == (True, 7)
 
     def test_as_data_it_is_flat(self) -> None:
         shown = self.verdict(lost=1).as_dict()
