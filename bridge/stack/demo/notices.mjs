@@ -30,6 +30,7 @@ const now = () => Number(process.hrtime.bigint());
 const file = openSync(join(folder, `${process.pid}-${now()}.ledger`), "a");
 // One write for each record, so that a written record stays when this process is killed at the next instruction.
 const note = (record) => writeSync(file, `${JSON.stringify(record)}\n`);
+note(["process", process.pid, process.ppid, name]);
 
 function handle({ ticket_id, fence, attempt, payload }) {
   const seq = Number(payload.seq) || 0;
