@@ -26,7 +26,7 @@ def test_it_goes_to_the_next_master_and_registers_again_after_its_lease(
     lane.master("m1")
     # Nobody listens at the first address.
     masters = ",".join(f"http://{HOST}:{port}" for port in (free_port(), lane.ports["m1"]))
-    ledger_dir = tmp_path / "ledger"
+    ledger_dir = tmp_path / "of-node"
     ledger_dir.mkdir()
     command = ["node", str(PROGRAM), masters, CONSUMER, lane.keys.group, str(ledger_dir)]
     program = nodes.process("node", command, env={TOKEN: "any"}, cwd=tmp_path, wait=False)
