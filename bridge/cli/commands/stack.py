@@ -111,14 +111,16 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
     shown = console(err=as_json)
     # The app is loaded after it. A value that the user has set holds.
     os.environ.setdefault(TRAIL_VARIABLE, "1")
-    if os.environ.setdefault(NOTICES_VARIABLE, "1") != "0" and (reason := why_not()) is not None:
+    no_node = why_not() if os.environ.setdefault(NOTICES_VARIABLE, "1") != "0" else None
+    if no_node is not None:
         os.environ[NOTICES_VARIABLE] = "0"
-        shown.print(f"Node      no HTTP consumer: {reason}")
     plan = plan_of(target, "demo", options)
     with StopRequest() as stop:
         try:
             stream = target.app.bridge.settings.lane.stream
             with Demo(plan, stream, lanes_of_stack(target, plan), events, stop, shown) as run:
+                if no_node is not None:
+                    shown.print(f"Node      no HTTP consumer: {no_node}")
                 verdict = run.run()
                 if as_json:
                     echo_json(verdict.as_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -195,8 +196,13 @@ class TestWithSpark:
         assert run.survivors() == []
 
     def test_ctrl_c_in_the_middle_stops_everything_without_a_verdict(self, yard: ProcessYard, log: Path) -> None:
-        run = demo(yard, "--events", str(log), *SMALL)
+        old = yard.folder / "bin" / "node"
+        old.parent.mkdir()
+        old.write_text("#!/bin/sh\nexit 1\n")
+        old.chmod(0o755)
+        run = demo(yard, "--events", str(log), *SMALL, env={"PATH": f"{old.parent}:{os.environ['PATH']}"})
         wait_until(lambda: "workers   w1, w2" in run.logs(), description="the workers", timeout_s=60)
+        assert f"Node      no HTTP consumer: {old} does not run, or is older than version 18\n" in run.logs()
         port = int(run.logs().split("redis://127.0.0.1:")[1].split("/")[0])
         assert port_is_taken(port)
         run.send(signal.SIGINT)
