@@ -175,8 +175,12 @@ def flooded(flood: int, rate: int, seconds: float) -> None:
         push(stack, ((f"F{n % TICKETS}", instant) for n in range(flood)))
         stack.wait(lambda: server_ms(stack) >= instant - 200, "the instant", 600.0)
         sent = Others(stack, rate)
-        while done() < before + flood + sent.count:
-            sent.some()
+        # After the wait and before the push: the one pushed last could never be done right after it was pushed.
+        while True:
+            sent.wait()
+            if done() >= before + flood + sent.count:
+                break
+            sent.push()
         rows, last = rows_after(stack, last)
         due = of_due(rows)
         end = max(row.started_us / 1000 for row in rows if row.what is What.DONE and row.message_id in due)
@@ -219,7 +223,15 @@ class Others:
 
     def some(self) -> None:
         """Waits for the time of the next one, and pushes it."""
+        self.wait()
+        self.push()
+
+    def wait(self) -> None:
+        """Waits for the time of the next one."""
         time.sleep(max(0.0, self._began + self.count / self._rate - time.monotonic()))
+
+    def push(self) -> None:
+        """Pushes one."""
         self._stack.redis.xadd(KEYS.stream, {"ticket_id": f"O{self.count}", "task": "noop", "payload": PAYLOAD})
         self.count += 1
 
