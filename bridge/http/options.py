@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import ssl
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +17,8 @@ from bridge.routing.errors import ConfigurationError, PortInUse
 LOOPBACK = "127.0.0.1"
 #: Most connections that wait to be accepted.
 BACKLOG = 2048
+#: Seconds for which an address that another process has is tried again, and between two tries.
+IN_USE_S, AGAIN_S = 5.0, 0.05
 #: What the extra ``http`` installs.
 EXTRA = ("fastapi", "uvicorn")
 
@@ -43,7 +47,27 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def bind(self) -> socket.socket:
-        """A socket with this address. Raises `PortInUse` and `ConfigurationError`."""
+        """A socket with this address. Raises `PortInUse` and `ConfigurationError`.
+
+        If another process has the address, it tries again for `IN_USE_S`: after a kill -9 of a master, its port's own
+        processes need a moment to end, and a supervisor starts the next master at once.
+        """
+        until = time.monotonic() + IN_USE_S
+        while True:
+            try:
+                return self._bound()
+            except OSError as exc:
+                if exc.errno == errno.EADDRINUSE and time.monotonic() < until:
+                    time.sleep(AGAIN_S)
+                    continue
+                said = exc.strerror or str(exc)
+                if isinstance(exc, PermissionError):
+                    raise ConfigurationError(
+                        f"--http: may not listen on {self}: {said}; choose a port from 1024 on"
+                    ) from None
+                raise PortInUse(f"--http: cannot listen on {self}: {said}; choose another address") from None
+
+    def _bound(self) -> socket.socket:
         # With its protocol named, asyncio sets TCP_NODELAY. Else the second part of an answer waits some 40 ms.
         bound = socket.socket(self.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
@@ -54,14 +78,9 @@ class Address:
             bound.bind((self.host, self.port))
             # Only now it is certain that no other process has it. Clients wait until the server accepts them.
             bound.listen(BACKLOG)
-        except OSError as exc:
+        except OSError:
             bound.close()
-            said = exc.strerror or str(exc)
-            if isinstance(exc, PermissionError):
-                raise ConfigurationError(
-                    f"--http: may not listen on {self}: {said}; choose a port from 1024 on"
-                ) from None
-            raise PortInUse(f"--http: cannot listen on {self}: {said}; choose another address") from None
+            raise
         bound.setblocking(False)
         return bound
 

@@ -145,6 +145,8 @@ class _Keeper:
                 self._server.reload()
                 _send(serving, signal.SIGHUP)
             if STOPS & came:
+                # So the address is free as soon as the process that serves has closed it.
+                self._server.close()
                 kill_at = kill_at or time.monotonic() + KILL_S
                 _send(serving, signal.SIGTERM)
             if serving and _has_ended(serving):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -36,6 +38,15 @@ def test_a_master_ends_in_time_with_clients_that_wait(nodes: NodeYard) -> None:
         master.terminate()
     assert "stopped" in master.logs()
     assert "Traceback" not in master.logs()
+
+
+def test_an_address_that_a_killed_master_still_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = socket.create_server((HOST, 0))
+    address = options.read_address(f"{HOST}:{taken.getsockname()[1]}")
+    # The processes of its port have ended when it is tried again.
+    monkeypatch.setattr(options, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _s: taken.close()))
+    with address.bind() as bound:
+        assert bound.getsockname()[1] == address.port
 
 
 def test_a_process_of_the_port_that_is_killed_is_started_again_and_all_end_with_their_master(nodes: NodeYard) -> None:
