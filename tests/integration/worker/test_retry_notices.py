@@ -26,12 +26,15 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
+#: The id in the events by which `events_of` finds out that it is heard.
+PROBE = "probe"
+
+
 @contextmanager
 def events_of(app: Celery) -> Iterator[dict[str, list[str]]]:
     """Task id -> the kinds of its events, in order."""
     heard: dict[str, list[str]] = defaultdict(list)
     stop = threading.Event()
-    ready = threading.Event()
 
     def hear(event: dict[str, Any]) -> None:
         heard[event["uuid"]].append(event["type"])
@@ -40,7 +43,6 @@ def events_of(app: Celery) -> Iterator[dict[str, list[str]]]:
         with app.connection_for_read() as link:
             receiver = app.events.Receiver(link, handlers={"*": hear}, routing_key="task.#")
             with receiver.consumer_context(wakeup=False) as (own, _, _):
-                ready.set()
                 while not stop.is_set():
                     try:
                         own.drain_events(timeout=0.2)
@@ -49,8 +51,15 @@ def events_of(app: Celery) -> Iterator[dict[str, list[str]]]:
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    assert ready.wait(10)
     try:
+        # kombu subscribes when it first waits for an event. So only an event that is heard shows that others will be.
+        with app.events.default_dispatcher() as dispatcher:
+
+            def is_heard() -> bool:
+                dispatcher.send("task-probe", uuid=PROBE)
+                return PROBE in heard
+
+            wait_until(is_heard, description="the listener to hear")
         yield heard
     finally:
         stop.set()
