@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bridge.cli.delayed_view import filters, searching, selection_of, table, when
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT
+from bridge.cli.parameters import CHANGING, LIMIT, with_options
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -27,21 +27,14 @@ if TYPE_CHECKING:
 ROWS = 50
 
 
-def changing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of the commands that change delayed messages."""
-    options: list[Callable[..., Any]] = [
-        click.argument("ids", metavar="[ID]...", nargs=-1),
-        click.option("--all", "everything", is_flag=True, help="All delayed messages that match the other options."),
-        filters,
-        click.option("--limit", type=LIMIT, help="Change the next N at most."),
-        click.option("--dry-run", is_flag=True, help="Only print what would be done."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.pass_context,
-    ]
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command
+#: Adds the options of the commands that change delayed messages.
+changing = with_options(
+    click.argument("ids", metavar="[ID]...", nargs=-1),
+    click.option("--all", "everything", is_flag=True, help="All delayed messages that match the other options."),
+    filters,
+    click.option("--limit", type=LIMIT, help="Change the next N at most."),
+    *CHANGING,
+)
 
 
 class ChangeRequest:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from bridge.cli.parameters import NON_EMPTY
+from bridge.cli.parameters import NON_EMPTY, with_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import Part, ProgressDisplay, console
@@ -28,16 +28,18 @@ FIRST_S = 1.0
 PLAIN_EVERY_S = 10.0
 
 
+_filters = with_options(
+    click.option("--ticket", type=NON_EMPTY, metavar="ID", help="Only messages of this ticket."),
+    click.option("--task", type=NON_EMPTY, metavar="NAME", help="Only messages of this task."),
+    click.option("--after", metavar="TIME", help="Only messages that are due at this time or later."),
+    click.option("--before", metavar="TIME", help="Only messages that are due by this time."),
+    click.option("--hold", is_flag=True, help="Only messages for which their tickets wait."),
+    click.option("--overtake", is_flag=True, help="Only messages that others overtake."),
+)
+
+
 def filters(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that choose delayed messages."""
-    options: list[Callable[..., Any]] = [
-        click.option("--ticket", type=NON_EMPTY, metavar="ID", help="Only messages of this ticket."),
-        click.option("--task", type=NON_EMPTY, metavar="NAME", help="Only messages of this task."),
-        click.option("--after", metavar="TIME", help="Only messages that are due at this time or later."),
-        click.option("--before", metavar="TIME", help="Only messages that are due by this time."),
-        click.option("--hold", is_flag=True, help="Only messages for which their tickets wait."),
-        click.option("--overtake", is_flag=True, help="Only messages that others overtake."),
-    ]
 
     @wraps(command)
     def with_mode(*arguments: Any, hold: bool, overtake: bool, **more: Any) -> Any:
@@ -45,9 +47,7 @@ def filters(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--hold and --overtake exclude each other: leave out one, or both for all messages")
         return command(*arguments, mode="hold" if hold else "overtake" if overtake else None, **more)
 
-    found: Callable[..., Any] = with_mode
-    for decorate in reversed(options):
-        found = decorate(found)
+    found: Callable[..., Any] = _filters(with_mode)
     return found
 
 

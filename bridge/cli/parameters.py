@@ -1,9 +1,10 @@
-"""Types of command-line arguments that click does not have."""
+"""Types of command-line arguments that click does not have, and options that several commands share."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -41,3 +42,23 @@ class NonEmptyText(StringParamType):
 
 
 NON_EMPTY = NonEmptyText()
+
+
+def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds the decorators ``options`` of click; the first one comes first in the help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+#: Of commands that change messages which they have to find first.
+CHANGING = (
+    click.option("--dry-run", is_flag=True, help="Only print what would be done."),
+    click.option("--yes", is_flag=True, help="Do not ask."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    click.pass_context,
+)

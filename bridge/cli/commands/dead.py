@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain, islice
@@ -14,7 +13,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT, NON_EMPTY
+from bridge.cli.parameters import CHANGING, LIMIT, NON_EMPTY, with_options
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -101,24 +100,15 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
         click.echo(f"\n(it has {len(letters)} dead letters; this is the newest)")
 
 
-def _selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that `replay` and `drop` share."""
-    options: list[Callable[..., Any]] = [
-        click.argument("ids", metavar="[ID]...", nargs=-1),
-        click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
-        click.option("--ticket", metavar="ID", help="Letters of this ticket."),
-        click.option("--task", metavar="NAME", help="Letters of this task."),
-        click.option(
-            "--reason", type=NON_EMPTY, metavar="TEXT", help="Letters with this text in their reason or error."
-        ),
-        click.option("--dry-run", is_flag=True, help="Only print what would be done."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.pass_context,
-    ]
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command
+#: Adds the options that `replay` and `drop` share.
+_selection = with_options(
+    click.argument("ids", metavar="[ID]...", nargs=-1),
+    click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
+    click.option("--ticket", metavar="ID", help="Letters of this ticket."),
+    click.option("--task", metavar="NAME", help="Letters of this task."),
+    click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Letters with this text in their reason or error."),
+    *CHANGING,
+)
 
 
 @dead.command()

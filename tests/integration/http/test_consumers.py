@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
@@ -20,21 +18,6 @@ from tests.integration.servers import run_command
 from tests.keycheck import check_keys
 
 Messages = list[dict[str, Any]]
-
-
-@pytest.fixture
-def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    lane = HttpLane(nodes, own_server, tmp_path)
-    lane.master("m1")
-    return lane
-
-
-@pytest.fixture
-def short(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    """A lane with leases that end soon."""
-    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_LEASE="6")
-    lane.master("m1")
-    return lane
 
 
 def order(lane: HttpLane, *arguments: str) -> None:

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
@@ -23,21 +21,6 @@ from tests.integration.versions import GROUP, Versions
 from tests.keycheck import check_keys
 
 Message = dict[str, Any]
-
-
-@pytest.fixture
-def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    lane = HttpLane(nodes, own_server, tmp_path)
-    lane.master("m1")
-    return lane
-
-
-@pytest.fixture
-def losing(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    """A lane in which a lease ends soon."""
-    lane = HttpLane(nodes, own_server, tmp_path, COUNTER_LEASE="4")
-    lane.master("m1")
-    return lane
 
 
 def order(url: str, *arguments: str, app: str = APP) -> None:
@@ -66,8 +49,8 @@ def holder_of(lane: HttpLane, *consumers: HttpConsumerUnderTest) -> tuple[HttpCo
     return (first, second) if lane.in_flight(first.name) else (second, first)
 
 
-def test_a_message_whose_attempt_was_cut_off_says_so(losing: HttpLane) -> None:
-    lane = losing
+def test_a_message_whose_attempt_was_cut_off_says_so(short: HttpLane) -> None:
+    lane = short
     consumers = lane.consumer("h1"), lane.consumer("h2")
     lane.push("T1", {"n": 0})
     holder, other = holder_of(lane, *consumers)
@@ -85,8 +68,8 @@ def test_a_message_whose_attempt_was_cut_off_says_so(losing: HttpLane) -> None:
     lane.assert_at_rest()
 
 
-def test_messages_that_were_lost_together_twice_go_out_alone(losing: HttpLane) -> None:
-    lane = losing
+def test_messages_that_were_lost_together_twice_go_out_alone(short: HttpLane) -> None:
+    lane = short
     last = lane.consumer("h1", 2)
     for ticket in ("T1", "T2"):
         lane.push(ticket, {"n": 0})
