@@ -27,6 +27,8 @@ from zlib import crc32
 
 import hypothesis
 import pytest
+from celery import _state
+from celery.app import builtins
 
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer
@@ -135,6 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Lets the garbage collector work again, and never look at what there is now."""
+    _unshare_tasks()
     gc.freeze()
     gc.enable()
 
@@ -162,12 +165,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return Scheduling(config, log)
 
 
+def _unshare_tasks() -> None:
+    """Forgets the tasks that Celery would give to every later app of this process (``shared=True``, its default).
+
+    A test would see the tasks of other tests, and which ones would depend on the tests that ran before it.
+    """
+    for callback in [each for each in _state._on_app_finalizers if each.__module__ != builtins.__name__]:
+        _state._on_app_finalizers.discard(callback)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Forgets what Celery wrote into the environment for its pool processes when it set up its logging in this process.
+    """Forgets what a test left in Celery's module state, and what Celery wrote into the environment.
 
-    A node with another environment than this process had at first is not forked, but a new interpreter.
+    It wrote that for its pool processes when it set up its logging in this process. A node with another environment
+    than this process had at first is not forked, but a new interpreter.
     """
+    _unshare_tasks()
     for name in [name for name in os.environ if name.startswith(WRITTEN_BY_CELERY)]:
         del os.environ[name]
 
