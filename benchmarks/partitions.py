@@ -1,8 +1,14 @@
 """One master on a whole stream against several masters on its partitions, with consumers that run nothing.
 
-Server and masters are real, the consumers simulated. What counts is processor time: a machine with few cores cannot
-run several masters, the server and the consumers at full speed. When a message costs the masters and the server what it
-costs with one partition, the rate grows with the cores until the server's one is full.
+Server and masters are real, the consumers simulated. A machine with few cores cannot run several masters, the server
+and the consumers at full speed. So there are two looks:
+
+- **Processor time.** When a message costs the masters and the server what it costs with one partition, the rate grows
+  with the cores until the server's one is full.
+- **Growth** (``--part 0.2``). Each master runs only that part of the time, one after another, as on a core that is so
+  much slower (`benchmarks.duty`). Then two cores are enough for four masters. Each leads partitions that it was named
+  for (``bridge run --lanes``).
+
 ``python -m benchmarks.partitions --help``.
 """
 
@@ -10,6 +16,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +24,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.duty import duty
 from benchmarks.feed import items
 from benchmarks.stack import KEYS, Stack
 from benchmarks.throughput import clocked
@@ -51,8 +59,11 @@ class Figures:
     masters_rate: float
 
 
-def run(partitions: int, masters: int, messages: int) -> Figures:
-    """One run: all messages are in the stream before there is a consumer."""
+def run(partitions: int, masters: int, messages: int, part: float | None = None) -> Figures:
+    """One run: all messages are in the stream before there is a consumer.
+
+    ``part``: of the time in which a master runs; None: always, and the hash shares the partitions.
+    """
     with Stack("bridged") as stack:
         stack.environment_more["BENCHMARK_CONF"] = json.dumps(
             # All messages fit into the window of one lane: what is spilled costs more.
@@ -61,10 +72,12 @@ def run(partitions: int, masters: int, messages: int) -> Figures:
         layout = Layout(partitions)
         streams = layout.streams(KEYS.stream)
         lanes = [LaneKeys(stream, KEYS.group) for stream in streams]
-        for _ in range(masters):
-            stack.start_master()
+        started = [
+            stack.start_master(*(() if part is None else ("--lanes", _named(partitions, masters, number))))
+            for number in range(masters)
+        ]
         stack.wait(lambda: all(stack.redis.exists(keys.leader) for keys in lanes), "leaders", 30.0)
-        if masters > 1:
+        if masters > 1 and part is None:
             # Masters hand lanes over when a new one has lived for a leader lease.
             time.sleep(SHARING_S)
         _push(stack.server.url, streams, messages)
@@ -79,7 +92,8 @@ def run(partitions: int, masters: int, messages: int) -> Figures:
         # From here on anything can be dispatched.
         slots = SLOTS // CONSUMERS // partitions
         stack.start("simulated", "-m", "benchmarks.simulated", stack.server.url, str(CONSUMERS), str(slots), *streams)
-        metrics = clocked(stack, done, messages)
+        with nullcontext() if part is None else duty(started, part):
+            metrics = clocked(stack, done, messages)
         holders = [str(stack.redis.get(keys.leader)) for keys in lanes]
         led = sorted((holders.count(holder) for holder in set(holders)), reverse=True)
         return Figures(
@@ -92,6 +106,11 @@ def run(partitions: int, masters: int, messages: int) -> Figures:
             scripts_us=(_scripts_us(stack) - before) / messages,
             masters_rate=len(led) * 1e6 / metrics["master_us"],
         )
+
+
+def _named(partitions: int, masters: int, number: int) -> str:
+    """The lanes of one of the masters, all of which get as many."""
+    return ",".join(f"{KEYS.group}:p{partition}" for partition in range(number, partitions, masters))
 
 
 def _push(url: str, streams: tuple[str, ...], messages: int) -> None:
@@ -127,9 +146,11 @@ def show(found: list[Figures]) -> Table:
 @click.command()
 @click.option("--messages", default=160_000, show_default=True)
 @click.option("--rounds", default=1, show_default=True)
-def main(messages: int, rounds: int) -> None:
-    """Runs one master on one partition, one master on four, and four masters on four, in turn."""
-    found = [run(*shape, messages) for _ in range(rounds) for shape in ((1, 1), (4, 1), (4, 4))]
+@click.option("--part", type=click.FloatRange(0.05, 0.25), help="Of the time in which each master runs.")
+def main(messages: int, rounds: int, part: float | None) -> None:
+    """Runs masters on partitions, in turn: 1 on 1, 1 on 4, and 4 on 4. With --part: 1, 2 and 4 on 4."""
+    shapes = ((1, 1), (4, 1), (4, 4)) if part is None else ((4, 1), (4, 2), (4, 4))
+    found = [run(*shape, messages, part) for _ in range(rounds) for shape in shapes]
     Console().print(show(found))
 
 

@@ -133,9 +133,9 @@ class Stack:
         children = [child for worker in self._roles["worker"] for child in worker.children()]
         self._roles["pool"] = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
-    def start_master(self) -> psutil.Process:
+    def start_master(self, *arguments: str) -> psutil.Process:
         """Starts a master; the first one leads."""
-        return self.start("master", "-m", "bridge", "-A", self._app, "run", "-l", "WARNING")
+        return self.start("master", "-m", "bridge", "-A", self._app, "run", "-l", "WARNING", *arguments)
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float, interval_s: float = 0.02) -> None:
         """Polls until ``condition`` holds. Raises `BenchmarkFailed` when it does not, or when a process ended."""

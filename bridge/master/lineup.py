@@ -7,11 +7,12 @@ One thread asks for leads and renews them (`bridge.master.leads`). A lane that t
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,9 +40,13 @@ from bridge.routing.errors import ConfigurationError
 if TYPE_CHECKING:
     from celery import Celery
 
+    from bridge.app.lanes import AppLane
     from bridge.master.health_checks import HealthChecks
 
 logger = get_logger(__name__)
+
+#: A partition of a subscription.
+_PARTITION = re.compile(r"(?P<name>.+):p(?P<number>[0-9]{1,4})", re.ASCII)
 
 #: Longest time between two turns of a healthy loop, in seconds: three of the longest sleeps.
 TURNS_S = 15.0
@@ -62,7 +67,8 @@ class LoopHealth(Health):
 class Lineup:
     """The lanes of ``app`` in this process. ``announce`` gets a line for each change.
 
-    ``named``: the subscriptions that the master stands for; None: all. Raises `ConfigurationError`.
+    ``named``: the subscriptions that the master stands for, or partitions of them (``billing:p2``); None: all. Raises
+    `ConfigurationError`.
     """
 
     def __init__(self, app: Celery, announce: Callable[[str], None], named: Collection[str] | None) -> None:
@@ -74,14 +80,13 @@ class Lineup:
         # A master that is refused has changed nothing.
         layouts = read_layouts(app, redis)
         subscriptions = subscriptions_of(app)
-        for name in chosen:
-            for lane in subscriptions[name]:
-                refuse_lane(redis, app, lane)
+        for lane in _of_partitions(chosen, subscriptions):
+            refuse_lane(redis, app, lane)
         look_at_older(redis, app, [lane for lanes in subscriptions.values() for lane in lanes])
         layouts[settings.lane.stream] = store_layout(app, redis)
         subscriptions = subscriptions_of(app)
         all_lanes = [lane for lanes in subscriptions.values() for lane in lanes]
-        lanes = [lane for name in chosen for lane in subscriptions[name]]
+        lanes = _of_partitions(chosen, subscriptions)
         for lane in all_lanes:
             # Before any lane is led: entries leave the stream when all groups that exist are done with them.
             begin_group(redis, lane.settings)
@@ -231,14 +236,49 @@ def _chain(lanes: Sequence[LaneMaster]) -> None:
                 led.put_in_chain(place)
 
 
-def _chosen(subscriptions: Collection[str], named: Collection[str] | None) -> list[str]:
-    """The subscriptions that a master stands for. Raises `ConfigurationError` for one that there is not."""
-    for name in named or ():
+def _chosen(subscriptions: Collection[str], named: Collection[str] | None) -> dict[str, set[int] | None]:
+    """The subscriptions that a master stands for -> the partitions that were named, or None for all of them.
+
+    Raises `ConfigurationError` for a subscription that there is not.
+    """
+    if named is None:
+        return dict.fromkeys(subscriptions)
+    chosen: dict[str, set[int] | None] = {}
+    for one in named:
+        part = None if one in subscriptions else _PARTITION.fullmatch(one)
+        name = part["name"] if part else one
         if name not in subscriptions:
             raise ConfigurationError(
                 f"--lanes: there is no subscription {name!r}; this app has: {', '.join(subscriptions)}"
             )
-    return [name for name in subscriptions if named is None or name in named]
+        numbers = chosen.setdefault(name, set())
+        if part is None:
+            chosen[name] = None
+        elif numbers is not None:
+            numbers.add(int(part["number"]))
+    return {name: chosen[name] for name in subscriptions if name in chosen}
+
+
+def _of_partitions(
+    chosen: Mapping[str, set[int] | None], subscriptions: Mapping[str, Sequence[AppLane]]
+) -> list[AppLane]:
+    """The lanes that a master stands for: of a partition that was named, the whole chain.
+
+    Raises `ConfigurationError` for a partition that there is not.
+    """
+    found: list[AppLane] = []
+    for name, numbers in chosen.items():
+        lanes = subscriptions[name]
+        if numbers is None:
+            found += lanes
+            continue
+        chains = {lane.partition: lane.chain for lane in lanes if lane.partition is not None}
+        for number in sorted(numbers - chains.keys()):
+            has = f"has the partitions p0 to p{max(chains)}" if chains else "is not split into partitions"
+            raise ConfigurationError(f"--lanes {name}:p{number}: there is no such lane; the stream {has}")
+        named = {chains[number] for number in numbers}
+        found += [lane for lane in lanes if lane.chain in named]
+    return found
 
 
 def _announce_of(announce: Callable[[str], None], title: str, line: str) -> None:

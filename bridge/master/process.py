@@ -68,8 +68,8 @@ class Server(Protocol):
 class Master:
     """A master of the lanes of ``app``. ``announce`` gets a line for each change: standing by, leading, stopped.
 
-    ``named``: the subscriptions that it stands for; None: all. ``server`` runs beside its lanes. Raises
-    `ConfigurationError`.
+    ``named``: the subscriptions that it stands for, or partitions of them (``billing:p2``); None: all. ``server`` runs
+    beside its lanes. Raises `ConfigurationError`.
     """
 
     def __init__(

@@ -44,8 +44,10 @@ class LaneUnderTest:
         arguments = arguments or ("--concurrency=2",)
         return self.nodes.worker(name, app=APP, arguments=(*arguments, *QUICK), env={**self.env, **env}, wait=wait)
 
-    def master(self, name: str, *, wait: bool = True, **env: str) -> MasterNode:
-        return self.nodes.master(name, app=APP, env={**self.env, **env}, ready_text="standing by", wait=wait)
+    def master(self, name: str, *arguments: str, wait: bool = True, **env: str) -> MasterNode:
+        return self.nodes.master(
+            name, app=APP, arguments=arguments, env={**self.env, **env}, ready_text="standing by", wait=wait
+        )
 
     def push(self, ticket: str, payload: Any, task: str | None = None) -> str:
         fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps(payload)}

@@ -20,7 +20,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) 
         return None
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
-        raise ConfigurationError("--lanes: name subscriptions, with commas between")
+        raise ConfigurationError("--lanes: name subscriptions or partitions of them, with commas between")
     return names
 
 
@@ -36,7 +36,8 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) 
     "--lanes",
     metavar="NAME[,NAME…]",
     callback=_names,
-    help="The subscriptions that it stands for.  [default: all, shared with the other masters]",
+    help="The subscriptions that it stands for, or partitions of them (NAME:p0).  [default: all, shared with the other "
+    "masters]",
 )
 @click.option(
     "--http",

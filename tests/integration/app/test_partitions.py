@@ -72,6 +72,25 @@ def test_each_ticket_is_handled_in_order_on_the_lane_of_its_partition(four: Part
     assert len(holders) == 1
 
 
+def test_masters_that_are_named_for_partitions_lead_these_and_no_others(four: Partitions) -> None:
+    ours = [f"{GROUP}:p0,{GROUP}:p3", f"{GROUP}:p1", f"{GROUP}:p2"]
+    masters = [four.lane.master(f"m{n}", "--lanes", lanes) for n, lanes in enumerate(ours)]
+
+    def leaders() -> list[str | None]:
+        tokens = four.redis.mget([keys.leader for keys in four.keys])
+        return [token and token.split(":")[-2] for token in tokens]
+
+    pids = [str(masters[n].pid) for n in (0, 1, 2, 0)]
+    wait_until(lambda: leaders() == pids, description="each to lead its partitions", timeout_s=30)
+    # A partition that there is not: nothing has changed.
+    before = four.redis.get(layout_key(STREAM))
+    refused = four.lane.master("m3", "--lanes", f"{GROUP}:p4", wait=False)
+    wait_until(lambda: not refused.running, description="the master to end", timeout_s=30)
+    assert refused.exit_code == 2
+    assert f"--lanes {GROUP}:p4: there is no such lane; the stream has the partitions p0 to p3" in refused.logs()
+    assert (leaders(), four.redis.get(layout_key(STREAM))) == (pids, before)
+
+
 def test_the_partitions_of_a_killed_master_go_to_the_others_and_each_ticket_keeps_its_order(four: Partitions) -> None:
     for name in ("w1", "w2"):
         four.lane.worker(name, wait=False)

@@ -231,9 +231,10 @@ def test_celerys_command_says_where_the_app_option_belongs(shell: CommandLine) -
     ("names", "error"),
     [
         ("strange", "--lanes: there is no subscription 'strange'; this app has: billing, search, trail"),
+        ("strange:p0", "--lanes: there is no subscription 'strange'; this app has: billing, search, trail"),
         ("search,strange", "--lanes: there is no subscription 'strange'; this app has: billing, search, trail"),
-        ("search,,billing", "--lanes: name subscriptions, with commas between"),
-        ("", "--lanes: name subscriptions, with commas between"),
+        ("search,,billing", "--lanes: name subscriptions or partitions of them, with commas between"),
+        ("", "--lanes: name subscriptions or partitions of them, with commas between"),
     ],
 )
 def test_a_master_for_lanes_that_there_are_not_is_refused_with_one_line(
