@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import MasterNode, NodeYard
-from tests.integration.lanes import APP, LaneUnderTest
+from tests.integration.lanes import LaneUnderTest
 
 #: In seconds: longer than a test on a loaded machine takes between two calls of a consumer.
 LONG_LEASE = "60"
@@ -50,12 +50,9 @@ class HttpLane(LaneUnderTest):
         super().__init__(nodes, server, folder, **{"COUNTER_LEASE": LONG_LEASE, **env})
         self.ports: dict[str, int] = {}
 
-    def master(self, name: str, *, wait: bool = True, **env: str) -> MasterNode:
+    def master(self, name: str, *arguments: str, wait: bool = True, **env: str) -> MasterNode:
         self.ports[name] = free_port()
-        arguments = ("--http", f"{HOST}:{self.ports[name]}")
-        return self.nodes.master(
-            name, app=APP, arguments=arguments, env={**self.env, **env}, ready_text="standing by", wait=wait
-        )
+        return super().master(name, *arguments, "--http", f"{HOST}:{self.ports[name]}", wait=wait, **env)
 
     def consumer(self, name: str, concurrency: int = 1, *, master: str = "m1", **more: Any) -> HttpConsumerUnderTest:
         """A registered consumer that calls ``master``."""
