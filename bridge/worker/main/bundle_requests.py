@@ -19,7 +19,7 @@ from celery.worker.state import task_ready
 from bridge.protocol.envelope import SHOWN
 from bridge.protocol.headers import bundled_runs
 from bridge.protocol.outcomes import Kind
-from bridge.worker.main.bundle_events import TaskEvent, json_of, send_together, watched
+from bridge.worker.main.bundle_events import TaskEvent, json_of, quoted, send_together, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
 from bridge.worker.pool.delivery import REVOKED
@@ -83,11 +83,19 @@ class BundleRequest(BridgeRequest):
         if not watched(self._eventer):
             return
         received: list[TaskEvent] = []
+        names: dict[str, str] = {}
         for ticket, _, attempt, messages in bundled_runs(self._message.body):
-            for i, (id_, name, payload) in enumerate(messages):
-                shown = json_of(f"({ticket!r}, {_beginning(payload)})")
-                fields = (json_of(id_), json_of(name), shown, 0 if i else attempt - 1)
-                received.append(("task-received", b'"uuid":%b,"name":%b,"args":%b,"kwargs":"{}","retries":%d' % fields))
+            opening = f"({ticket!r}, "
+            retries = attempt - 1
+            for id_, name, payload in messages:
+                quoted_name = names.get(name) or names.setdefault(name, quoted(name))
+                args = quoted(f"{opening}{_beginning(payload)})")
+                # The id of a message has nothing that JSON escapes.
+                received.append(
+                    f'"type":"task-received","uuid":"{id_}","name":{quoted_name},"args":{args},"kwargs":"{{}}",'
+                    f'"retries":{retries}'
+                )
+                retries = 0
         self._send_events(received)
 
     def _send_events(self, events: list[TaskEvent]) -> None:
@@ -110,11 +118,11 @@ class BundleRequest(BridgeRequest):
         if not failed and events and watched(self._eventer):
             sent: list[TaskEvent] = []
             for id_, kind, shown, more in events:
-                uuid = b'"uuid":' + json_of(id_)
-                names = (b"result", b"runtime") if kind == "succeeded" else (b"exception", b"traceback")
-                sent.append(("task-started", uuid))
-                fields = (uuid, names[0], json_of(shown), names[1], json_of(more))
-                sent.append((f"task-{kind}", b'%b,"%b":%b,"%b":%b' % fields))
+                first, second = ("result", "runtime") if kind == "succeeded" else ("exception", "traceback")
+                sent += (
+                    f'"type":"task-started","uuid":"{id_}"',
+                    f'"type":"task-{kind}","uuid":"{id_}","{first}":{json_of(shown)},"{second}":{json_of(more)}',
+                )
             self._send_events(sent)
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
+from kombu.transport import redis as redis_transport
 
 from bridge.worker.main import bundle_events
 from bridge.worker.main.bundle_events import GATHER_S, MOST, TaskEvent, json_of, send_gathered, send_together
@@ -26,7 +31,8 @@ CHANGING = ("timestamp", "local_received", "clock")
 
 def as_text(events: list[Event]) -> list[TaskEvent]:
     return [
-        (kind, b",".join(b'"%b":%b' % (k.encode(), json_of(v)) for k, v in fields.items())) for kind, fields in events
+        ",".join(f'"{name}":{json_of(value)}' for name, value in {"type": kind, **fields}.items())
+        for kind, fields in events
     ]
 
 
@@ -198,3 +204,53 @@ def test_the_next_dispatcher_gets_what_a_closed_one_had_gathered(hub: Hub) -> No
 
     found, _ = received(send, EVENTS)
     assert [event["type"] for event in found] == [kind for kind, _ in EVENTS]
+
+
+# -- what goes to Redis ------------------------------------------------------------------------------------------------
+
+
+class RedisChannel(redis_transport.Channel):
+    """kombu's channel to Redis, with a client that keeps what is published."""
+
+    def __init__(self, kind: str) -> None:
+        self.published: list[tuple[str, str | bytes]] = []
+        self.keyprefix_fanout = "/0."
+        self._kind = kind
+
+    def typeof(self, *_: Any) -> Any:
+        deliver = lambda message, exchange, routing_key: self._put_fanout(exchange, message, routing_key)  # noqa: E731
+        return SimpleNamespace(type=self._kind, deliver=deliver)
+
+    @contextmanager
+    def conn_or_acquire(self, *_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(publish=lambda *arguments: self.published.append(arguments))
+
+    def __del__(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("kind", ["fanout", "topic"])
+def test_redis_gets_what_kombu_would_publish(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a fanout exchange has a way of its own. What it publishes differs from kombu's in nothing."""
+    monkeypatch.setattr(bundle_events, "maybe_declare", lambda *_: None)
+    monkeypatch.setattr(bundle_events, "_put_fanout", own := Mock(side_effect=bundle_events._put_fanout))
+    channel = RedisChannel(kind)
+    monkeypatch.setattr(channel, "_next_delivery_tag", lambda: "tag")
+    eventer = SimpleNamespace(headers={"hostname": "w1"}, delivery_mode=1, exchange=SimpleNamespace(name="celeryev"))
+    text = '[{"type":"task-succeeded","result":"\\u00fc \\"x\\""},{"type":"ü"}]'
+    assert bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
+    monkeypatch.setattr(bundle_events, "_is_plain_fanout", lambda *_: False)
+    assert bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
+    [(topic, payload), (expected_topic, expected)] = channel.published
+    assert (topic, json.loads(payload)) == (expected_topic, json.loads(expected))
+    assert json.loads(payload)["body"] == text
+    assert own.called is (kind == "fanout")
+
+
+def test_a_channel_of_another_kind_publishes_by_its_own_method() -> None:
+    class Other(RedisChannel):
+        def _put_fanout(self, exchange: Any, message: Any, routing_key: Any, **kwargs: Any) -> None:
+            raise NotImplementedError
+
+    assert bundle_events._is_plain_fanout(RedisChannel("fanout"), "celeryev")
+    assert not bundle_events._is_plain_fanout(Other("fanout"), "celeryev")
