@@ -67,8 +67,8 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Read:
-    """The result of a read. ``entries``: raw, ``[id, [field, value, ...]]``, without fields when it was deleted; an
-    entry that is too large is ``[id, [beginnings of its first fields], bytes, fields]``.
+    """The result of a read. ``entries``: raw, ``(id, [field, value, ...])``, without fields when it was deleted; an
+    entry that is too large is ``(id, [beginnings of its first fields], bytes, fields)``.
     """
 
     entries: list[Any]
@@ -167,7 +167,24 @@ def read(
         raise GroupMoved(f"somebody set the group {keys.group} of {keys.stream} to another entry")
     if code is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    return Read(reply[1], int(reply[2]), bool(reply[3]))
+    return Read(_entries(reply, 3), reply[1], bool(reply[2]))
+
+
+def _entries(flat: list[Any], at: int) -> list[Any]:
+    """The entries of a read, from this place of its reply on."""
+    entries: list[Any] = []
+    end = len(flat)
+    while at < end:
+        count = flat[at + 1]
+        first = at + 2
+        if count >= 0:
+            entries.append((flat[at], flat[first : first + count]))
+            at = first + count
+        else:
+            size, fields = flat[first : first + 2]
+            at = first + 2 - count
+            entries.append((flat[first - 2], flat[first + 2 : at], size, fields))
+    return entries
 
 
 def reroute(

@@ -6,14 +6,15 @@
 --       after which no more is read, bytes of an entry that is handed over whole, entries to read at first,
 --       '>' = new ones, or the id after which those that wait under the master's name are read, names ... of the
 --       fields that a filter looks at.
--- Returns: {'OK', entries ([id, [field, value ...]] ...), bytes of the largest of them, whether there may be more
---          (1 | 0)}; {'DEPOSED'}: another master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller
---          reads the lane again;
+-- Returns: {'OK', bytes of the largest entry, whether there may be more (1 | 0), entries ...}; {'DEPOSED'}: another
+--          master leads: nothing was read; {'NOGROUP'}: the group is gone: the caller reads the lane again;
 --          {'CHANGED'}: the group was set back or forward by hand. Nothing was read: done messages could be read again,
 --          or waiting ones twice. The caller puts the group where it was.
---          An entry that was deleted has no fields. An entry above the limit is returned with ticket_id, task,
---          payload and the fields of the filter only. If these are above the limit too: [id, the beginnings of its
---          first fields, bytes, fields].
+--          An entry is its id, the number of its field names and values, and these. They are not lists of their own:
+--          each list costs the server as much as three of its values. An entry that was deleted has no fields.
+--          An entry above the limit is returned with ticket_id, task, payload and the fields of the filter only. If
+--          these are above the limit too: id, the negative number of what follows, bytes, fields, and the beginnings
+--          of its first fields.
 -- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
 
 -- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then
@@ -57,33 +58,28 @@ for i = 10, #ARGV do
   wanted[ARGV[i]] = true
 end
 
-local function slim(entry, size)
-  -- The other fields are not used, and may have hundreds of megabytes.
-  local fields, kept, payload = entry[2], {}, nil
+local function slim(fields)
+  -- The fields that are used; nil: they are above the limit too. Others may have hundreds of megabytes.
+  local kept, size, payload = {}, 0, nil
   for i = 1, #fields, 2 do
     if wanted[fields[i]] then
       kept[#kept + 1] = fields[i]
       kept[#kept + 1] = fields[i + 1]
+      size = size + #fields[i] + #fields[i + 1]
       payload = payload or fields[i] == 'payload'
     end
   end
-  local own = 0
-  for _, part in ipairs(kept) do
-    own = own + #part
-  end
-  if payload and own <= limit then
-    return {entry[1], kept}
-  end
-  return {entry[1], beginnings(fields), size, #fields / 2}
+  return payload and size <= limit and kept or nil
 end
 
 -- The size of an entry is known only after it was read. So this reads few entries at first if the last ones were large,
 -- and never so many that they could have far more bytes than the budget.
 local STEP = math.max(1, math.min(16, math.floor(4 * budget / limit)))
-local found, bytes, largest, more = {}, 0, 0, 1
+local found, at, count, last = {'OK', 0, 0}, 3, 0, nil  -- what is returned, its length, its entries, the last id
+local bytes, largest, more = 0, 0, 1
 local step = math.min(tonumber(ARGV[8]), STEP, most)
 local after = ARGV[9]
-while #found < most and bytes < budget do
+while count < most and bytes < budget do
   local reply = redis.pcall('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', step, 'STREAMS', KEYS[2], after)
   if reply and reply.err then
     if string.find(reply.err, 'NOGROUP', 1, true) then
@@ -94,32 +90,48 @@ while #found < most and bytes < budget do
   local entries = reply and reply[1][2] or {}
   local peak = 1
   for _, entry in ipairs(entries) do
-    local size, fields = 0, entry[2]
-    if fields then
-      for i = 1, #fields do
-        size = size + #fields[i]
-      end
-      if size > limit then
-        entry = slim(entry, size)
-      end
+    local size, fields = 0, entry[2] or {}
+    for i = 1, #fields do
+      size = size + #fields[i]
     end
-    found[#found + 1] = entry
+    last = entry[1]
+    found[at + 1] = last
+    at = at + 2
+    if size > limit then
+      local whole = #fields / 2
+      fields = slim(fields)
+      if not fields then
+        fields = beginnings(entry[2])
+        found[at], found[at + 1], found[at + 2] = -#fields, size, whole
+        at = at + 2
+      else
+        found[at] = #fields
+      end
+    else
+      found[at] = #fields
+    end
+    for i = 1, #fields do
+      found[at + i] = fields[i]
+    end
+    at = at + #fields
     bytes = bytes + size
     peak = math.max(peak, size)
   end
+  count = count + #entries
   largest = math.max(largest, peak)
   if #entries < step then
     more = 0
     break
   end
   if after ~= '>' then
-    after = found[#found][1]
+    after = last
   end
-  step = math.max(1, math.min(most - #found, STEP, math.floor((budget - bytes) / peak)))
+  step = math.max(1, math.min(most - count, STEP, math.floor((budget - bytes) / peak)))
 end
-if read_before and after == '>' and more == 1 and #found > 0 then
+if read_before and after == '>' and more == 1 and count > 0 then
   -- Since 7.0 the server counts the entries that the group has read, to know its lag. It loses the count when entries
   -- before an existing one are deleted, as done entries are. Behind the last entry it knows the count again.
-  redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], found[#found][1], 'ENTRIESREAD', read_before + #found)
+  redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], last, 'ENTRIESREAD', read_before + count)
 end
-return {'OK', found, largest, more}
+found[2], found[3] = largest, more
+return found
