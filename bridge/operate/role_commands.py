@@ -139,7 +139,8 @@ OWN: dict[Role, tuple[str, ...]] = {
         "zrangebyscore",
         "zscan",
     ),
-    Role.WORKER: (*CONNECTION, *SCRIPTS, "hget", "pexpire", "set", "xadd"),
+    # `get` and `hgetall`: the states of tickets. `rpop`: a worker that stops gives back what waits in its queue.
+    Role.WORKER: (*CONNECTION, *SCRIPTS, "get", "hget", "hgetall", "pexpire", "rpop", "set", "xadd"),
     Role.OPERATOR: (
         *CONNECTION,
         *TRANSACTION,

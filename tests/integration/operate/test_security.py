@@ -207,6 +207,11 @@ def test_the_printed_permissions_suffice_for_a_whole_lane(guarded: GuardedLane) 
         lane.wait_done(208)
         _consume_over_http(guarded)
         lane.wait_done(209)
+
+        # A state is read, and a worker that stops empties its queue
+        lane.push("K", {"n": 0}, "counter.folds")
+        lane.wait_done(210)
+        assert guarded.worker.terminate() == 0
     assert guarded.denials() == []
     for role in ROLES:
         granted = {word.removeprefix("+") for word in rules_of(role) if word.startswith("+")}
