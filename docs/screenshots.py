@@ -1,6 +1,7 @@
 """Takes the pictures of the pages from a stack at work: ``make screenshots``. Needs Chromium, and a minute or two.
 
-The pictures are checked in, since not every machine has a browser.
+Messages come at a steady rate until the picture of the status is taken, so that the lane is at work on a machine of any
+speed. The pictures are checked in, since not every machine has a browser.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.text import Text
@@ -29,9 +33,11 @@ BIN = Path(sys.executable).parent
 COLUMNS = 86
 
 #: Fewer than the history keeps: the report must have all of them.
-EVENTS = 12_000
-#: They come in so many parts, so many seconds apart: a lane at work, and not one that empties a full stream.
-PARTS, APART_S = 10, 3.0
+EVENTS = 24_000
+#: They are pushed so many at once, so many seconds apart.
+BURST, APART_S = 1500, 1.5
+#: Bursts before the first picture.
+FIRST_BURSTS = 3
 #: Seconds within which a busy machine has done all events.
 DONE_WITHIN_S = 600.0
 
@@ -110,15 +116,59 @@ def wait_for(url: str) -> None:
         time.sleep(0.5)
 
 
-def parts(events: Path) -> list[Path]:
-    """The events in files of their own, each with the header, in the same order."""
-    header, *rows = events.read_text("utf-8").splitlines(keepends=True)
-    size = -(-len(rows) // PARTS)
-    files = []
-    for number in range(PARTS):
-        files.append(events.with_name(f"events-{number}.csv"))
-        files[-1].write_text("".join([header, *rows[number * size : (number + 1) * size]]), "utf-8")
-    return files
+class Feed:
+    """Pushes the events at a steady rate from a thread of its own; a context manager that waits for the last one."""
+
+    def __init__(self, events: Path, env: dict[str, str]) -> None:
+        self._header, *self._rows = events.read_text("utf-8").splitlines(keepends=True)
+        self._process = subprocess.Popen(
+            [str(BIN / "bridge"), "push", "--format", "csv", "-"],
+            cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=sys.stderr, text=True,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._push, daemon=True)
+        #: Set when the first messages are in the stream, and more will come.
+        self.has_begun = threading.Event()
+
+    def _push(self) -> None:
+        assert self._process.stdin is not None
+        with self._process.stdin as rows:
+            rows.write(self._header)
+            for number, start in enumerate(range(0, len(self._rows), BURST)):
+                rows.writelines(self._rows[start : start + BURST])
+                rows.flush()
+                if number == FIRST_BURSTS:
+                    self.has_begun.set()
+                time.sleep(APART_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all events were given to `bridge push`."""
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._process.terminate()
+        elif self._process.wait():
+            sys.exit("error: the events could not be pushed")
+
+
+#: What a look at a lane at work has: messages that wait, others in flight, and workers that have said what they hold.
+AT_WORK = re.compile(r"^waiting +[1-9].*^in flight +[1-9].*\bprefork +1 +[1-9]\d* +[1-9]", re.MULTILINE | re.DOTALL)
+
+
+def status_at_work(feed: Feed, env: dict[str, str]) -> str:
+    """The output of `bridge status` at a moment when the lane is at work."""
+    while not feed.is_over:
+        seen = on_a_terminal("bridge", "status", env=env)
+        if AT_WORK.search(seen):
+            return seen
+    sys.exit("error: no look found the lane at work; make BURST larger")
 
 
 def wait_until_done(env: dict[str, str]) -> None:
@@ -135,7 +185,7 @@ def wait_until_done(env: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Starts a stack, gives it work, and takes the pictures while it works and when it is done."""
+    """Starts a stack, gives it work, and takes the pictures: one while it works, the others when it is done."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         port, flower = free_port(), free_port()
@@ -147,15 +197,12 @@ def main() -> None:
         try:
             wait_for(f"http://127.0.0.1:{flower}/")
             run("python", "-m", "spark.generate", f"{folder}/events.csv", "--events", str(EVENTS), env=env)
-            *first, last = parts(Path(folder, "events.csv"))
-            for part in first:
-                run("bridge", "push", str(part), env=env)
-                time.sleep(APART_S)
-            run("bridge", "push", str(last), env=env)
-            seen = on_a_terminal("bridge", "status", env=env)
-            terminal_picture(seen, "bridge status --watch", PICTURES / "status.svg")
-            page_picture(f"http://127.0.0.1:{flower}/tasks", PICTURES / "flower.png", 1440, 640)
+            with Feed(Path(folder, "events.csv"), env) as feed:
+                feed.has_begun.wait()
+                terminal_picture(status_at_work(feed, env), "bridge status --watch", PICTURES / "status.svg")
             wait_until_done(env)
+            # Under load Flower may take longer than a browser waits.
+            page_picture(f"http://127.0.0.1:{flower}/tasks", PICTURES / "flower.png", 1640, 640)
             run("bridge", "spark", "archive", f"{folder}/archive", "--only", "history", "--only", "dead", env=env)
             # From there, so that the page names the archive and not a temporary folder.
             run("bridge", "spark", "report", "archive", "--out", f"{folder}/report", env=env, cwd=folder)
