@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, as masters have them.
-LOOK_S = 1.0
+#: Seconds between two reads of the layout. Masters read it as often.
+LAYOUT_S = 1.0
 
 
 async def follow_layout(app: Celery) -> None:
@@ -33,7 +33,7 @@ async def follow_layout(app: Celery) -> None:
         except (RedisError, OSError, TicketBridgeError) as exc:
             # A master says what is wrong. Until it is right, the layout stays as it was.
             logger.debug("cannot read the layout of the stream: %s", exc)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LAYOUT_S)
 
 
 def _look(app: Celery) -> None:

@@ -35,7 +35,8 @@ logger = get_logger(__name__)
 AGAIN_S = 1.0
 #: Seconds after which a process that was asked to stop is killed: by its keeper, and the keeper by the master.
 KILL_S, LAST_S = STOP_S + 3, STOP_S + 5
-LOOK_S = 0.02
+#: Seconds between two looks whether the keeper has ended.
+EXIT_POLL_S = 0.02
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 HANDLED = frozenset({*STOPS, signal.SIGHUP, signal.SIGCHLD})
 
@@ -82,7 +83,7 @@ class HttpProcess:
         while not _has_ended(keeper):
             if time.monotonic() > until:
                 os.kill(keeper, signal.SIGKILL)
-            time.sleep(LOOK_S)
+            time.sleep(EXIT_POLL_S)
 
     def _send(self, number: signal.Signals) -> None:
         if self._keeper:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bridge.http.site import Site
 
 #: Longest time between two looks at the lease of another consumer of the same name, in seconds.
-LOOK_S = 0.25
+OTHER_LEASE_S = 0.25
 
 GO_ON, QUIET, LEAVE = "go on", "quiet", "leave"
 
@@ -95,7 +95,7 @@ class Registry:
             if self._site.stopping.is_set():
                 raise unavailable("this master stops; use another one")
             if code is ReturnCode.HELD:
-                await asyncio.sleep(min(LOOK_S, left_ms / 1000 + 0.01))
+                await asyncio.sleep(min(OTHER_LEASE_S, left_ms / 1000 + 0.01))
 
     async def _try(
         self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation

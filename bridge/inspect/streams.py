@@ -13,8 +13,8 @@ from bridge.routing.keys import retired_key
 from bridge.routing.layouts import layout_of, retired_among
 from bridge.routing.numbers import count
 from bridge.routing.return_codes import text_of
-from bridge.routing.strays import said_of, strays_of
 from bridge.routing.text import printable
+from bridge.routing.unread_streams import advice_on, unread_streams
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -105,9 +105,9 @@ def read_unread(redis: Redis, app: Celery) -> list[Unread]:
     """Those of the app's stream and of its older versions. Raises redis errors."""
     layout, older = app.bridge.layout, [version.stream for version in app.bridge.follows]
     return [
-        Unread(stray.stream, stray.entries, said_of(stray, stream, layout))
+        Unread(unread.stream, unread.entries, advice_on(unread, stream, layout))
         for stream in (app.bridge.settings.lane.stream, *older)
-        for stray in strays_of(redis, stream, layout)
+        for unread in unread_streams(redis, stream, layout)
     ]
 
 

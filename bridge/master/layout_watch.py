@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from bridge.link.connections import is_outage
 from bridge.routing.errors import ConfigurationError, StreamRetired
 from bridge.routing.layouts import layout_of, restore_layout, stored_text
-from bridge.routing.strays import said_of, strays_of
+from bridge.routing.unread_streams import advice_on, unread_streams
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Seconds between two looks at the layouts.
-LOOK_S = 1.0
+LAYOUTS_S = 1.0
 #: Looks at the layouts for one look at streams that nobody reads.
-STRAYS_EACH = 5
+UNREAD_EACH = 5
 
 
 class LayoutWatch:
@@ -52,17 +52,17 @@ class LayoutWatch:
         self._looks = 0
         #: The layouts and the streams that a warning named. Each is named once, until its problem is over.
         self._bad: set[str] = set()
-        self._strays: set[str] = set()
+        self._unread: set[str] = set()
 
     def look(self) -> None:
         """Looks if a look is due. Raises redis errors only in an outage."""
         now = time.monotonic()
         if now < self.look_at:
             return
-        self.look_at = now + LOOK_S
+        self.look_at = now + LAYOUTS_S
         self._bad = _warned(self._bad, self._bad_layouts())
-        if self._looks % STRAYS_EACH == 0:
-            self._strays = _warned(self._strays, self._unread())
+        if self._looks % UNREAD_EACH == 0:
+            self._unread = _warned(self._unread, self._unread_streams())
         self._looks += 1
 
     def _bad_layouts(self) -> dict[str, str]:
@@ -89,12 +89,12 @@ class LayoutWatch:
                 found[stream] = f"stream {stream} has no layout that can be read: {exc}"
         return found
 
-    def _unread(self) -> dict[str, str]:
+    def _unread_streams(self) -> dict[str, str]:
         """The streams that nobody reads."""
         return {
-            stray.stream: said_of(stray, stream, layout)
+            unread.stream: advice_on(unread, stream, layout)
             for stream, layout in self._layouts.items()
-            for stray in strays_of(self._redis, stream, layout)
+            for unread in unread_streams(self._redis, stream, layout)
         }
 
 

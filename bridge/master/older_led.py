@@ -1,8 +1,8 @@
 """Looks whether another master leads an older version of a stream, and nobody the newer one.
 
 A master of an app that does not name the newer version leads the older one for as long as it runs. The newer one's
-messages wait then, and this master stands by. That is as it should be in a rolling deploy, where it ends. Two apps that
-name different versions may also have started in one moment, when neither could see the other.
+messages wait then, and this master stands by. In a rolling deploy this is normal, and ends soon. It does not
+end when two apps that name different versions started at the same moment. A warning tells of both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, until it is said for the first time, and between two lines about one lane.
-LOOK_S, SAY_AFTER_S, SAY_S = 2.0, 6.0, 60.0
+#: Seconds between two looks at the leaders of older versions.
+OLDER_LEADERS_S = 2.0
+#: Seconds until the first warning about a lane, and between two warnings about it.
+WARN_AFTER_S, WARN_S = 6.0, 60.0
 
 
 class OlderLed:
@@ -34,8 +36,8 @@ class OlderLed:
         self._redis = redis
         self._lanes = [lane for lane in lanes if lane.older]
         self._look_at = 0.0
-        #: Lane -> when the next line about it is due.
-        self._say_at: dict[LaneMaster, float] = {}
+        #: Lane -> when the next warning about it is due.
+        self._warn_at: dict[LaneMaster, float] = {}
 
     def look(self) -> None:
         """Looks, when it is time. Raises redis errors."""
@@ -43,7 +45,7 @@ class OlderLed:
         standing = [lane for lane in self._lanes if not lane.leading]
         if now < self._look_at or not standing:
             return
-        self._look_at = now + LOOK_S
+        self._look_at = now + OLDER_LEADERS_S
         with self._redis.pipeline(transaction=False) as pipe:
             for lane in standing:
                 pipe.mget([lane.keys.leader, *(older.keys.leader for older in lane.older)])
@@ -56,9 +58,9 @@ class OlderLed:
                 if token is not None and not one.leading
             ]
             if own is None and led:
-                due[lane] = self._say_at.get(lane, now + SAY_AFTER_S)
+                due[lane] = self._warn_at.get(lane, now + WARN_AFTER_S)
                 if now >= due[lane]:
-                    due[lane] = now + SAY_S
+                    due[lane] = now + WARN_S
                     stream, holder = led[0]
                     logger.warning("standing by for %s: %s", lane.title, not_led(holder, stream))
-        self._say_at = due
+        self._warn_at = due

@@ -6,7 +6,7 @@ read again when it wakes up. One thread has three connections for all lanes that
 
 - One blocking read of all their streams and outcome streams. It notices at once a new entry, an outcome, an operator's
   order, and a consumer that comes, shuts down, or dies with a notice.
-- Every `LOOK_S` seconds, a look at the groups of their streams. It notices a group that was set back, destroyed, or
+- Every `GROUPS_S` seconds, a look at the groups of their streams. It notices a group that was set back, destroyed, or
   whose entries were claimed, and a deleted stream.
 - When a delayed message is due, a glance.
 - Every `CHECK_S` seconds, for each lane, the checks that a leader that is awake makes each second: leases of consumers,
@@ -55,7 +55,7 @@ STARTING = 8
 #: Longest blocking read, in seconds.
 BLOCK_S = 5.0
 #: Seconds between two looks at the groups.
-LOOK_S = 5.0
+GROUPS_S = 5.0
 #: Seconds between two checks of one lane.
 CHECK_S = 300.0
 #: Seconds for which new sleepers are gathered before the blocking read begins again with all of them.
@@ -218,7 +218,7 @@ class Sleepers:
         for lane in [lane for lane, at in self._due_at.items() if now >= at]:
             self._glance(lane)
         if now >= self._look_at and self._places:
-            self._look_at = now + LOOK_S
+            self._look_at = now + GROUPS_S
             for lane in self._changed():
                 self._glance(lane, check=True)
         for lane in [lane for lane, at in self._check_at.items() if now >= at]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Seconds to wait until the leader has read a message that was just pushed.
 READ_S = 5.0
 #: Seconds between two looks whether it has.
-LOOK_S = 0.02
+READ_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def _await_reading(redis: Redis, lane: AppLane, newest: str) -> None:
         group = group_in(replies, keys.group)
         if group is not None and id_key(group.read_to) >= id_key(newest):
             return
-        time.sleep(LOOK_S)
+        time.sleep(READ_POLL_S)

@@ -16,7 +16,7 @@ from bridge.routing.producing import places_of, push_many, push_once, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, guard_of
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.strays import Stray, said_of, strays_of
+from bridge.routing.unread_streams import UnreadStream, advice_on, unread_streams
 from tests.scripts.world import SPLIT as STREAM
 from tests.scripts.world import World
 
@@ -250,12 +250,12 @@ def test_messages_that_nobody_reads_in_a_partition_that_is_being_left_are_named(
         client.xack("orders:p0", group, done)
     assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
     # A done entry that is kept is no such message
-    assert strays_of(client, STREAM, known(client)) == []
+    assert unread_streams(client, STREAM, known(client)) == []
     client.xadd("orders:p0", {"ticket_id": "T"})
     client.xadd("orders:p1", {"ticket_id": "T"})
-    found = strays_of(client, STREAM, known(client))
-    assert found == [Stray("orders:p0", 1, left=True), Stray("orders:p1", 1, left=True)]
-    said = said_of(found[0], STREAM, known(client))
+    found = unread_streams(client, STREAM, known(client))
+    assert found == [UnreadStream("orders:p0", 1, left=True), UnreadStream("orders:p1", 1, left=True)]
+    said = advice_on(found[0], STREAM, known(client))
     assert said.startswith("orders:p0, an old partition that is being left, has 1 message that nobody reads: ")
     assert "orders:g1:p0 to orders:g1:p2" in said
 

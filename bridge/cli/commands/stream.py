@@ -26,8 +26,8 @@ from bridge.routing.text import one_line, printable
 if TYPE_CHECKING:
     from redis import Redis
 
-#: Seconds between two looks at the old partitions.
-LOOK_S = 0.2
+#: Seconds between two looks at the old partitions, until they are empty.
+OLD_PARTITIONS_S = 0.2
 
 
 @click.group()
@@ -264,6 +264,6 @@ def _finish(
                 said(line)
                 last = line
             if why:
-                time.sleep(LOOK_S)
+                time.sleep(OLD_PARTITIONS_S)
     except KeyboardInterrupt:
         return why or "interrupted"

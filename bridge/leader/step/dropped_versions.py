@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, and between two warnings.
-LOOK_S = 1.0
+#: Seconds between two looks at the dropped versions, and between two warnings.
+VERSIONS_S = 1.0
 WARN_S = 60.0
 
 
@@ -51,7 +51,7 @@ class DroppedVersions:
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + LOOK_S
+        self._look_at = now + VERSIONS_S
         for stream in self._done_to:
             undone, self._done_to[stream] = undone_in(redis, stream, self._keys.group)
             if undone and now >= self._warn_at:

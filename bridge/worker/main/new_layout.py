@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at the stored layout, and the timeout of one.
-LOOK_S = 1.0
+#: Seconds between two reads of the stored layout, and the timeout of one.
+LAYOUT_S = 1.0
 TIMEOUT_S = 2.0
 
 
@@ -72,7 +72,7 @@ class LayoutWatch:
 
     def _run(self) -> None:
         with client(self._url, timeout_s=TIMEOUT_S) as redis:
-            while not self._ended.wait(LOOK_S):
+            while not self._ended.wait(LAYOUT_S):
                 try:
                     stored: Any = redis.get(layout_key(self._stream))
                 except (RedisError, OSError):

@@ -1,4 +1,4 @@
-"""Streams that look like partitions of a split stream and are none: nobody reads them.
+"""Finds streams to which a program adds messages by mistake, and which no master reads.
 
 A program that adds messages with XADD chooses the stream itself. It may use the name of the stream that is split, or
 the number of a partition that does not exist.
@@ -22,9 +22,9 @@ ABOVE = 64
 COUNTED = 1000
 
 
-class Stray(NamedTuple):
-    """A stream that nobody reads, and how many entries it has. ``left``: it is a partition that is being left, and so
-    many of its entries were never read.
+class UnreadStream(NamedTuple):
+    """A stream that nobody reads, and how many entries it has. ``left``: it is a partition that is being left, and
+    ``entries`` of its entries were never read.
     """
 
     stream: str
@@ -32,8 +32,8 @@ class Stray(NamedTuple):
     left: bool = False
 
 
-def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
-    """The strays of ``stream`` that have entries. One round trip when there are none. Raises redis errors.
+def unread_streams(client: Redis, stream: str, layout: Layout) -> list[UnreadStream]:
+    """The unread streams beside ``stream`` that have entries. One round trip if there are none. Raises redis errors.
 
     It looks at the stream itself, at the first partitions of the last layout before, and at each partition of a layout
     that is being left: what a program adds there now is not read.
@@ -60,11 +60,12 @@ def strays_of(client: Redis, stream: str, layout: Layout) -> list[Stray]:
     except NoPermissionError:
         return []
     # An error: a key of another type, which no XADD can use.
-    found = [Stray(name, length) for name, length in zip(names, lengths, strict=True) if type(length) is int and length]
+    sized = zip(names, lengths, strict=True)
+    found = [UnreadStream(name, length) for name, length in sized if type(length) is int and length]
     return [*left, *found]
 
 
-def _left_unread(client: Redis, streams: Sequence[str]) -> list[Stray]:
+def _left_unread(client: Redis, streams: Sequence[str]) -> list[UnreadStream]:
     """Those of ``streams`` that have entries which some group has not read."""
     with client.pipeline(transaction=False) as pipe:
         for name in streams:
@@ -78,25 +79,25 @@ def _left_unread(client: Redis, streams: Sequence[str]) -> list[Stray]:
             pipe.execute_command("XRANGE", name, f"({id_}", "+", "COUNT", COUNTED)
         unread: list[Any] = pipe.execute(raise_on_error=False)
     return [
-        Stray(name, len(entries), left=True)
+        UnreadStream(name, len(entries), left=True)
         for name, entries in zip(streams, unread, strict=True)
         if not isinstance(entries, Exception) and entries
     ]
 
 
-def said_of(stray: Stray, stream: str, layout: Layout) -> str:
-    """What is wrong with ``stray``, and what to do: one sentence."""
-    many = "1 message" if stray.entries == 1 else f"{stray.entries:,} messages"
+def advice_on(unread: UnreadStream, stream: str, layout: Layout) -> str:
+    """What is wrong with ``unread``, and what to do about it: one sentence."""
+    many = "1 message" if unread.entries == 1 else f"{unread.entries:,} messages"
     streams = layout.streams(stream)
-    if stray.left:
-        least = "at least " if stray.entries == COUNTED else ""
+    if unread.left:
+        least = "at least " if unread.entries == COUNTED else ""
         return (
-            f"{stray.stream}, an old partition that is being left, has {least}{many} that nobody reads: a program "
+            f"{unread.stream}, an old partition that is being left, has {least}{many} that nobody reads: a program "
             f"added them with XADD when it had been left; let it choose among {streams[0]} to {streams[-1]} by the "
             "ticket, push these again, and delete them there"
         )
-    what = "is split" if stray.stream == stream else f"has {layout.partitions} partitions"
+    what = "is split" if unread.stream == stream else f"has {layout.partitions} partitions"
     return (
-        f"{stray.stream} has {many} that nobody reads, since {stream} {what}: a program adds them with XADD; let it "
-        f"choose among {streams[0]} to {streams[-1]} by the ticket, push these again, and delete {stray.stream}"
+        f"{unread.stream} has {many} that nobody reads, since {stream} {what}: a program adds them with XADD; let it "
+        f"choose among {streams[0]} to {streams[-1]} by the ticket, push these again, and delete {unread.stream}"
     )
