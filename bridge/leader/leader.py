@@ -1,8 +1,8 @@
 """The leader of one lane: it reads messages and outcomes, and writes each batch with one script.
 
 The leader has one thread and one loop. The loop waits in two blocking reads at once: one of the stream, one of the
-outcome stream. They use two connections that one selector polls. So the leader wakes up within one round trip, and an
-idle lane costs nothing. Under load, all that arrives while a script runs goes into the next batch.
+outcome stream. So the leader wakes up within one round trip, and an idle lane costs nothing. Under load, all that
+arrives while a script runs goes into the next batch. What a turn of the loop does is in the leader's parts.
 
 The leader keeps a picture of its lane in memory. When the picture may differ from Redis (a lost reply, a refused
 record), the leader throws the picture away and reads the lane again.
@@ -10,52 +10,19 @@ record), the leader throws the picture away and reads the lane again.
 
 from __future__ import annotations
 
-import selectors
-import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from bridge.app.traits import Traits
-from bridge.leader.consumers.http_wakes import HttpWakes
-from bridge.leader.consumers.lease_watch import LeaseWatch
-from bridge.leader.consumers.leases import Leases
-from bridge.leader.consumers.lost_runs import LostRuns
-from bridge.leader.consumers.membership import Consumers
-from bridge.leader.consumers.queues import Queues
-from bridge.leader.consumers.reroute import Reroute
-from bridge.leader.duties.dead_log import DeadLog
-from bridge.leader.duties.intake import Intake
-from bridge.leader.duties.lag import Lag
-from bridge.leader.duties.operator_orders import OperatorOrders
-from bridge.leader.duties.refill import Refill
-from bridge.leader.duties.unknown_tasks import UnknownTasks
-from bridge.leader.picture.breaker import Breakers
+from bridge.leader.parts import Parts
 from bridge.leader.picture.chained_lane import ChainedLane
-from bridge.leader.picture.lane import Lane
-from bridge.leader.picture.outcome_pause import OutcomePause
-from bridge.leader.picture.planner import Planner
-from bridge.leader.picture.settling import Settling
-from bridge.leader.repair.foreign_deliveries import ForeignDeliveries
-from bridge.leader.repair.manual_changes import ManualChanges
-from bridge.leader.step.chained_steps import ChainedSteps
-from bridge.leader.step.steps import Steps
-from bridge.leader.step.term import Term
-from bridge.leader.stream.backoffs_over import BackoffsOver
-from bridge.leader.stream.delayed import Delayed
-from bridge.leader.stream.first_messages import FirstMessages
-from bridge.leader.stream.pending import PendingList
-from bridge.leader.stream.reading import Reading
-from bridge.leader.stream.retention import Retention
+from bridge.leader.stream.blocking_reads import BlockingReads
 from bridge.leader.takeover.formats import bring_up
-from bridge.leader.takeover.rebuild import Rebuild
 from bridge.link.connections import Wire
 from bridge.protocol.agreement import LANE_FORMAT, arrive
-from bridge.protocol.envelope import Envelopes
-from bridge.protocol.registration import Registrations
 from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved
 from bridge.routing.ids import id_key, id_text
@@ -94,7 +61,7 @@ class SleepingPlace(NamedTuple):
 
 
 class Leader:
-    """Leads a lane for one term. It builds the parts, gives each of them what it needs, and runs the loop.
+    """Leads a lane for one term: runs the loop over its `Parts`.
 
     `run` returns when it was asked to stop, and raises when it cannot go on.
     """
@@ -112,62 +79,29 @@ class Leader:
         self._app = app
         self._place = place
         self._older = [older.stream for older in app_lane.older]
-        settings = app_lane.settings
-        registrations = Registrations()
-        term = self._term = Term.begin(app, url, app_lane, token, clock, registrations.knows)
-        lane = self.lane = (
-            Lane(settings, now_ms=clock.lane_ms)
-            if place is None
-            else ChainedLane(settings, place.defers, now_ms=clock.lane_ms)
-        )
-        traits = Traits(app, settings, registrations)
-        traits.on_change.append(term.parser.forget)
-        envelopes = Envelopes(app, traits.ignores_result, app_lane.id_suffix)
-        self._breakers = Breakers(lane)
-        self._intake = Intake(term)
-        settling = Settling(
-            lane,
-            max_attempts=traits.max_attempts,
-            delay_ms=settings.backoff.delay_ms,
-            parks=traits.parks,
-            breakers=self._breakers,
-            letters_full=lambda: not self._intake.open,
-        )
-        self._planner = Planner(lane, envelopes, traits.of, settling.expire)
-        self._outcome_pause = OutcomePause(lane)
-        steps = self._steps = (
-            ChainedSteps(term, lane, self._planner, envelopes, settling, place, dropped)
-            if place is not None and isinstance(lane, ChainedLane)
-            else Steps(term, lane, self._planner, envelopes, settling)
-        )
-        self._dead_log = DeadLog()
-        steps.after_write += (self._intake.settled, self._dead_log.settled)
-        steps.after_write.append(HttpWakes(term, lane).written)
-        reading = self._reading = Reading(term, lane, has_company=app_lane.is_subscription)
-        delayed = self._delayed = Delayed(term, lane, steps, reading)
-        pending = PendingList(term, lane)
-        self._lag = Lag(term, lane, pending)
-        first_messages = FirstMessages(term, lane, pending, settling)
-        self._queues = Queues(term, lane, steps, settling)
-        leases = Leases(clock, settings.lease)
-        consumers = Consumers(term, lane, steps, leases, registrations, traits)
-        reroute = Reroute(term, lane, steps, settling, leases, shares_workers=app_lane.shares_workers)
-        lost_runs = LostRuns(term, steps, self._queues)
-        self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self._queues, lost_runs)
-        self._pending = pending
-        self._retention = Retention(term, steps)
-        self.manual_changes = ManualChanges(term, lane, steps, pending, ForeignDeliveries(term, lane, settling))
-        self._operator_orders = OperatorOrders(term, lane, steps, pending, self._queues, self.manual_changes)
-        parts = (term, lane, steps, reading, pending, first_messages, self.manual_changes)
-        self._rebuild = Rebuild(*parts, consumers, delayed)
-        self._refill = Refill(*parts, delayed)
-        self._unknown_tasks = UnknownTasks(term, lane, steps, settling, self._breakers, registrations, self._refill)
-        self._backoffs_over = BackoffsOver(term, lane, settling)
-        self._entries = Wire(url)
-        self._outcomes = Wire(url)
-        self._registered: dict[Wire, Any] = {}
-        self._wake_here, self._wake_there = socket.socketpair()
-        self._wake_here.setblocking(False)
+        parts = Parts(app, url, app_lane, token, clock, place, dropped)
+        self._term = parts.term
+        self.lane = parts.lane
+        self._steps = parts.steps
+        self._planner = parts.planner
+        self._breakers = parts.breakers
+        self._outcome_pause = parts.outcome_pause
+        self._reading = parts.reading
+        self._delayed = parts.delayed
+        self._pending = parts.pending
+        self._backoffs_over = parts.backoffs_over
+        self._retention = parts.retention
+        self._queues = parts.queues
+        self.lease_watch = parts.lease_watch
+        self.manual_changes = parts.manual_changes
+        self._intake = parts.intake
+        self._dead_log = parts.dead_log
+        self._lag = parts.lag
+        self._refill = parts.refill
+        self._unknown_tasks = parts.unknown_tasks
+        self._rebuild = parts.rebuild
+        self._reads = BlockingReads(url)
+        self._entries, self._outcomes = self._reads.entries, self._reads.outcomes
         self._stop = False
         #: Whether the records were read. Waiting messages are taken in after that.
         self._has_read = False
@@ -193,8 +127,7 @@ class Leader:
 
     def wake(self) -> None:
         """Makes the loop turn now."""
-        with suppress(OSError):
-            self._wake_there.send(b"!")
+        self._reads.wake()
 
     # -- facts for other threads -------------------------------------------------------------------------------------
 
@@ -239,12 +172,10 @@ class Leader:
         """Runs the loop: until `stop`, until ``led`` returns False, or until the lane is at rest and ``may_rest``
         returns True. Returns whether it is at rest: then all connections are closed, and `glance` and `go_on` go on.
         """
-        self._registered.clear()
         self.lease_watch.look_at = 0.0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_here, selectors.EVENT_READ)
+        with self._reads.selected():
             while not self._stop and led():
-                self._turn(selector)
+                self._turn()
                 if (
                     time.monotonic() - self._busy_at > REST_S
                     and may_rest()
@@ -259,11 +190,8 @@ class Leader:
         """Closes everything."""
         if self._place is not None:
             self._place.leave()
-        self._entries.close()
-        self._outcomes.close()
+        self._reads.close()
         self._term.close()
-        self._wake_here.close()
-        self._wake_there.close()
 
     # -- at rest ---------------------------------------------------------------------------------------------------
 
@@ -283,9 +211,7 @@ class Leader:
         )
 
     def _rest(self) -> None:
-        # A blocking read of them may be under way.
-        self._entries.close()
-        self._outcomes.close()
+        self._reads.rest()
         self._term.rest()
         # Only a notice asks for a look now.
         self.lease_watch.look_at = float("inf")
@@ -359,7 +285,7 @@ class Leader:
             # The history is off now. An old history with a gap would look as if messages were lost.
             term.wire.call("DEL", term.keys.history)
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    def _turn(self) -> None:
         lane = self.lane
         block_ms = int(BLOCK_S * 1000)
         pause = self._ask_at - time.monotonic()
@@ -372,10 +298,6 @@ class Leader:
             # script reads from where the group stands, so any newer entry is a reason to wake up.
             read_to = id_text(lane.read_to)
             self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._term.keys.stream, read_to)
-        for wire in (self._entries, self._outcomes):
-            if wire.asked and self._registered.get(wire) is not wire.file:
-                selector.register(wire.file, selectors.EVENT_READ)
-                self._registered[wire] = wire.file
         now_ms = lane.now_ms()
         timeout = max(0.0, min(BLOCK_S, self.lease_watch.look_at - time.monotonic()))
         skips = lag.excess > 0 and not lane.behind
@@ -388,9 +310,7 @@ class Leader:
             timeout = min(timeout, until_due)
         if lane.backoffs:
             timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - now_ms) / 1000))
-        ready = {key.fileobj for key, _ in selector.select(timeout)}
-        if self._wake_here in ready:
-            self._wake_here.recv(4096)
+        ready = self._reads.wait(timeout)
         if self._place is None:
             self._work(ready, wants_entries=wants_entries)
         else:
