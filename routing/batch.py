@@ -101,7 +101,7 @@ class Batch:
     history: list[list[Any]] = field(default_factory=list)
     history_cap: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    #: Consumer -> the order that it takes nothing new; '': it does again.
+    #: Consumer -> the order that it takes nothing new; '': it takes new messages again.
     drains: dict[str, str] = field(default_factory=dict)
     dispatches: dict[str, Dispatch] = field(default_factory=dict)
     #: In a lane of a chain of versions, when it dispatches: the older lanes, the newer ones, and the tickets.

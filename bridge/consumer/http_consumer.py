@@ -6,8 +6,8 @@ thread acknowledges, and one renews the lease.
 **Self-fencing.** The consumer trusts its lease until a deadline on its own clock: the moment *before* it sent the last
 renewal that was answered, plus the lease, less a margin. After the deadline it starts nothing and acknowledges nothing.
 A handler that still runs then could overlap with another consumer, and Python cannot stop a thread. So the process
-ends, with status `LOST_STATUS`, unless ``exit_when_lost`` is false: then the handler runs on, `Message.holds` is false,
-and its acknowledgement is refused.
+ends, with status `LOST_STATUS`, unless ``exit_when_lost`` is false: then the handler continues, `Message.holds` is
+false, and its acknowledgement is refused.
 
 **Options of a message.** What has expired before its handler starts is dead, and the handler is not called. A handler
 that takes longer than its message allows fails when it ends: Python cannot stop a thread. `Message.left_s` is for a

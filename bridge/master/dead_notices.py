@@ -42,7 +42,7 @@ logger = get_logger(__name__)
 
 #: Letters of one lane that a notice describes. It counts the others.
 DESCRIBED = 20
-#: Letters of one lane that a notice counts. The next one counts on.
+#: Letters of one lane that a notice counts. The next notice counts the rest.
 COUNTED = 10_000
 #: Letters that are counted at once.
 PAGE = 100
@@ -117,7 +117,7 @@ class DeadNotices:
                 self._stop.wait(wait_s)
 
     def _turn(self, redis: Redis) -> float:
-        """Waits for letters, or tells those that there are. Returns the seconds until the next turn."""
+        """Waits for letters, or sends a notice of those that there are. Returns the seconds until the next turn."""
         self._learn(redis)
         if not self._lanes:
             return 1.0

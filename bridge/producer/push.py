@@ -65,9 +65,9 @@ def push(
 
 
 def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | None:
-    """Adds one message with the layout that this process knows. None: nothing was added, and the long way is to go.
+    """Adds one message with the layout that this process knows. None: nothing was added, and `_send` must do it.
 
-    It does what `_send` does. Generators and context managers would cost as much again.
+    It does what `_send` does, without generators and context managers, which would double its cost.
     """
     settings: Settings = app.bridge.settings
     layout: Layout = app.bridge.layout

@@ -66,7 +66,7 @@ class Inbox:
         )
 
     def create(self, engine: Any) -> None:
-        """Creates the tables that are not there. ``engine``: an engine or a connection."""
+        """Creates the tables that do not exist. ``engine``: an engine or a connection."""
         self.metadata.create_all(engine, tables=[self._fences, self._inbox])
 
     def first(self, connection: Executes, ticket: TicketContext | None) -> bool:

@@ -31,7 +31,7 @@ class OrphanStopper:
         )
 
     def release(self) -> None:
-        """Ends the shell and not the group. Call it as soon as the group has ended, before the kernel reuses its id."""
+        """Ends only the shell. Call it as soon as the group has ended, before the kernel reuses its id."""
         if self._shell.stdin is None or self._shell.stdin.closed:
             return
         with contextlib.suppress(BrokenPipeError):

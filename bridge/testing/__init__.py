@@ -1,6 +1,6 @@
 """The testing kit for users: handle one message without a server, record handled messages, run a whole lane in a test.
 
-It may import the rest of `bridge`; nothing there imports it. Fixtures are in `bridge.testing.plugin`, which pytest
+It may import the rest of `bridge`, which does not import it. Fixtures are in `bridge.testing.plugin`, which pytest
 loads by itself; a lane with a server, a master and a worker is `bridge.testing.lane.Lane`.
 """
 
@@ -29,9 +29,9 @@ def handle(
 ) -> Handled:
     """Handles one message once, as a worker would, without a server; effects are recorded and applied nowhere.
 
-    ``attempt``: the number of the attempt, from 1. ``lost``: the attempt before, if that was cut off half way, for
-    `bridge_rollback`. ``state``: the ticket's state before it; what it is afterwards is in `Handled.saved`. Without it
-    the state is what the last message of the ticket left. Raises `PayloadError` for a message that could not be pushed.
+        ``attempt``: the number of the attempt, from 1. ``lost``: the attempt before, if that was cut off half way, for
+    `bridge_rollback`. ``state``: the ticket's state before the message; None: what the ticket's last message saved.
+    `Handled.saved` is the state after it. Raises `PayloadError` for a message that could not be pushed.
     """
     eager = bridge_of(task.app).eager
     content = payload_bytes(payload, bridge_of(task.app).settings.lane.max_payload)

@@ -16,7 +16,7 @@ from bridge.protocol.orders import DelayedAct
 from bridge.routing.groups import group_in
 from bridge.testing.outcome import LANE_CHECK_S
 
-#: How far ahead the first one is due, in ms: the orders for the others come before that.
+#: The first message becomes due so many ms from now, so that the orders for all others come before that.
 AHEAD_MS = 50
 
 
@@ -32,7 +32,7 @@ def make_due(redis: Redis, lanes: Sequence[AppLane], timeout_s: float) -> int:
             if time.monotonic() > end:
                 raise TimeoutError(f"after {timeout_s:g} s the lane has messages that were not read")
             time.sleep(LANE_CHECK_S)
-        # A list: what is changed would move within the pages.
+        # A list, because a message that is changed moves within the pages.
         messages = list(soonest_first(redis, [lane], Selection()))
         first_ms = now_ms_of(redis) + AHEAD_MS
         for at, (_, some) in enumerate(groupby(messages, key=lambda message: message.due_ms)):

@@ -1,7 +1,7 @@
 """A whole lane in the process of a test: a server, a master and a worker, each on a thread or as a child of its own.
 
 The tasks run in this process, on a pool of threads, so a test may replace what they call. The app is pointed at the
-server for as long as the lane is there, and set back after it.
+server until the lane ends, and then restored.
 """
 
 from __future__ import annotations

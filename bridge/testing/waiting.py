@@ -8,14 +8,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Much longer than anything takes on a machine at rest: only a test that fails waits for so long.
+#: Much longer than any wait on a machine at rest. Only a test that fails waits for so long.
 DEFAULT_TIMEOUT_S = 30.0
 #: Seconds between two looks: this share of the time that was waited already, at least and at most.
 INTERVAL, SHORTEST_S, LONGEST_S = 0.05, 0.02, 0.08
 
 
 class WaitTimeout(AssertionError):
-    """What a test waited for did not happen; a failed assertion, not an error of the test."""
+    """What a test waited for did not happen. It is a failed assertion, and not an error of the test."""
 
 
 def wait_until(

@@ -1,7 +1,7 @@
 """The HTTP consumer of the demo: a program in Node that handles the urgent events, and what the ledger says of it.
 
 The program is `notices.mjs`, beside this file. It has the subscription `NOTICES` to itself, and writes the same ledger
-as the tasks. Which events are urgent, Spark says too, from the log alone.
+as the tasks. Spark also finds out which events are urgent, from the log alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workers and masters as containers of a Docker engine, from one image that has Celery, the bridge and the app.
 
-The project's folder is ``/app`` in each container, and so is found by ``-A``. The folder of the test has the path that
-it has here, so that nodes and test can share files. Containers run as the user who runs the tests.
+The project's folder is ``/app`` in each container, where ``-A`` finds it. The folder of the test has the same path
+there as here, so that nodes and test can share files. Containers run as the user who runs the tests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bridge.testing.waiting import WaitTimeout, wait_until
 
 #: Where the project is in a container.
 HOME = "/app"
-#: Passes signals on, and outlives a worker by the moment in which its death is told.
+#: Passes signals on, and lives until the death of the worker is reported.
 INIT = ("python", "-m", "bridge.worker.init")
-#: A process that a signal ended leaves this much more as its exit code.
+#: The exit code of a process that a signal ended is this number plus the signal's.
 BY_SIGNAL = 128
 
 

@@ -1,4 +1,4 @@
-"""Starts Python programs by forking: what most of a test's processes import is imported once, here.
+"""Starts Python programs by forking. The modules that most processes of a test import are imported once, here.
 
 Run as a script, with the number of a connected socket, "with-bridge" or "without-bridge", and "gevent" for programs
 that begin with its patches. Each request names a program (``python -m module …`` or ``python -c code …``), its folder
@@ -45,7 +45,7 @@ MARK = "TICKET_BRIDGE_TEST_NODE"
 #: The module that a watcher runs, and the variable that lets a worker start it as a new interpreter.
 WATCHER = "bridge.worker.guard.watcher"
 WATCHER_BY_EXEC = "TICKET_BRIDGE_TEST_WATCHER_BY_EXEC"
-#: What a worker and a master have imported when they are ready, but for the bridge and the app.
+#: What a worker and a master have imported when they are ready, without the bridge and the app.
 LIBRARIES = (
     "billiard.managers", "billiard.pool", "billiard.popen_fork", "billiard.sharedctypes", "celery.app.amqp",
     "celery.app.annotations", "celery.app.builtins", "celery.app.control", "celery.app.events",
@@ -58,8 +58,8 @@ LIBRARIES = (
     "pydantic", "redis.asyncio", "redis.sentinel",
 )  # fmt: skip
 
-#: The worker's part of the bridge, which Celery loads by name when a worker is made; all but the module that hears
-#: Celery's signals, which only a worker's process does.
+#: The worker's part of the bridge, which Celery loads by name when a worker is made. Without the module that receives
+#: Celery's signals: only the process of a worker may do that.
 WORKERS_PART = (
     "bridge.worker.main.server_check", "bridge.worker.pool.execute", "bridge.worker.main.member",
     "bridge.worker.pool.calls", "bridge.worker.main.revoking", "bridge.worker.main.strategy",
@@ -68,7 +68,7 @@ WORKERS_PART = (
 MASTERS_PART = ("bridge.master.process",)
 #: What `bridge run --http` imports, where the extra is installed.
 HTTP_PART = ("bridge.http.serving", "encodings.idna", "uvicorn.lifespan.off", "uvicorn.loops.asyncio")
-#: By it a process of billiard's pool lets itself end with its parent, where it is installed.
+#: With it a process of billiard's pool ends with its parent, where it is installed.
 CFFI = ("_cffi_backend", "cffi.cparser", "pycparser.c_parser")
 
 
@@ -78,7 +78,7 @@ def are_installed(*names: str) -> bool:
 
 
 def preload(with_bridge: bool, with_http: bool) -> None:
-    """Import what programs need; with the bridge, what it imports for every app."""
+    """Imports what programs need, and with the bridge what it imports for every app."""
     for name in LIBRARIES:
         importlib.import_module(name)
     if are_installed("cffi", "pycparser"):
@@ -195,7 +195,7 @@ def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-        # Its own, not the one that the worker has imported.
+        # It must import its own module, and not use the one that the worker has imported.
         del sys.modules[WATCHER]
         program.take_place(base_path)
         program.run()
@@ -209,12 +209,12 @@ def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -
 def _close(number: int) -> None:
     try:
         os.close(number)
-    except OSError:  # the one that listed them
+    except OSError:  # the descriptor that was used to list them
         return
 
 
 def stand_alone(request: dict[str, Any], streams: list[int]) -> Program:
-    """Gives this fork a session, the streams and the folder of a program; what it shall become."""
+    """Gives this fork a session, and the streams and the folder of a program. Returns what the fork becomes."""
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -225,7 +225,7 @@ def stand_alone(request: dict[str, Any], streams: list[int]) -> Program:
 
 
 def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
-    """Answers requests; returns in forks only."""
+    """Answers requests. Returns only in forks."""
     while True:
         data, streams, _, _ = socket.recv_fds(control, REQUEST_SIZE, 3)
         if not data:
@@ -245,7 +245,7 @@ def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
 
 
 def main() -> None:
-    """Preload, then fork for each request until the socket ends."""
+    """Preloads, and then forks for each request until the socket ends."""
     # Without the folder of this script.
     base_path = sys.path[1:]
     sys.path[:] = base_path

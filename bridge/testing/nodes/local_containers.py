@@ -1,8 +1,8 @@
 """pytest-celery's containers without an engine: the same interface, over processes of this machine.
 
 pytest-celery builds its nodes, clusters and set-ups on a small part of a Docker container: its id, name, status, logs,
-kill, restart and readiness. These classes give that part, so that a test written for `celery_setup` runs as it is where
-no engine exists. As with an engine, SIGKILL to a container takes everything in it.
+kill, restart and readiness. These classes have that part, so that a test written for `celery_setup` runs unchanged
+without an engine. As with an engine, SIGKILL to a container ends all processes in it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ServerContainer(CeleryTestContainer):
         self.server.start()
 
     def teardown(self) -> None:
-        """The server belongs to the fixture that made it."""
+        """Does nothing: the server belongs to the fixture that made it."""
 
 
 class Holder(Protocol):

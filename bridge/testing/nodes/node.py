@@ -35,8 +35,9 @@ def broker_environment(url: str) -> dict[str, str]:
 class Node(CeleryTestNode, ABC):
     """A program that a test starts, watches and ends; it can be started again after it has ended.
 
-    As a node of pytest-celery it has a name, a host name, logs, `kill`, `restart` and `ready`. What is about single
-    processes (`pid`, `children`, `kill_main` …) a container does not offer: there the test is skipped.
+    As a node of pytest-celery it has a name, a host name, logs, `kill`, `restart` and `ready`. Only a node that is
+    processes of this machine has `pid`, `children`, `kill_main` and the other members for single processes. For a
+    container they skip the test.
     """
 
     #: A text in the log that says the program is ready; None: it is ready when it runs.
@@ -63,19 +64,19 @@ class Node(CeleryTestNode, ABC):
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether the main process is there."""
+        """Whether the main process runs."""
 
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """None while it runs or before it has started; -9 after SIGKILL."""
+        """None before it has started and while it runs; -9 after SIGKILL."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start the program; its log is appended to. It need not be ready when this returns."""
+        """Starts the program, and appends to its log. It may not be ready yet when this returns."""
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until this life of the program has logged `ready_text`; fails at once when it ends before."""
+        """Waits until this life of the program has logged `ready_text`. Fails at once when the program ends first."""
 
         def ready_or_ended() -> bool:
             return not self.running or self.ready_text is None or self.ready_text in self.logs(this_life=True)
@@ -89,11 +90,11 @@ class Node(CeleryTestNode, ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float = 30.0) -> int:
-        """Wait for the main process to end; its exit code."""
+        """Waits for the main process to end. Returns its exit code."""
 
     @abstractmethod
     def close(self) -> None:
-        """End whatever is left of the node, by force. A node that a test wants to end in order is terminated before."""
+        """Ends by force what is left of the node. Terminate a node first if it should end in order."""
 
     def teardown(self) -> None:
         self.close()
@@ -102,27 +103,27 @@ class Node(CeleryTestNode, ABC):
 
     @abstractmethod
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the main process only: what a supervisor or the kernel's OOM killer does."""
+        """Sends a signal to the main process only, as a supervisor or the kernel's OOM killer does."""
 
     def terminate(self, timeout_s: float = 30.0) -> int:
-        """SIGTERM to the main process, as a deployment does, and wait for it to end; its exit code."""
+        """Sends SIGTERM to the main process, as a deployment does, and waits for its end. Returns its exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
 
     @abstractmethod
     def vanish(self) -> None:
-        """SIGKILL to everything that the node consists of: as when a machine is lost."""
+        """Sends SIGKILL to all processes of the node, as if its machine were lost."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze all of it, as a paused virtual machine would."""
+        """Freezes all of it, as if its virtual machine were paused."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let a frozen node go on."""
+        """Lets a frozen node go on."""
 
     def kill(self, signal: str | int = "SIGKILL", reload_container: bool = True) -> None:  # noqa: ARG002
-        """As an engine does: SIGKILL takes everything of the node, other signals go to its main process."""
+        """As an engine does: SIGKILL ends all processes of the node, other signals go to its main process."""
         if not self.running:
             return
         number = signal_number(signal)
@@ -132,7 +133,7 @@ class Node(CeleryTestNode, ABC):
             self.send(number)
 
     def restart(self, reload_container: bool = True, force: bool = False, timeout_s: float = 30.0) -> None:  # noqa: ARG002
-        """End it, in order if it does so in time, and start it again; ready when this returns."""
+        """Ends it, by force if it does not end in time, and starts it again. It is ready when this returns."""
         if self.running:
             try:
                 self.terminate(timeout_s)
@@ -145,14 +146,14 @@ class Node(CeleryTestNode, ABC):
 
     @abstractmethod
     def logs(self, *, this_life: bool = False) -> str:
-        """Everything logged so far, or only since the last start."""
+        """All that was logged so far, or only since the last start."""
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of the log, for a failing test's report."""
         return "\n".join(self.logs().splitlines()[-lines:])
 
     def wait_for_log(self, log: str, message: str = "", timeout: float = 30.0) -> None:
-        """Wait until this life of the program has logged a text."""
+        """Waits until this life of the program has logged a text."""
         wait_until(
             lambda: log in self.logs(this_life=True),
             description=message or f"{self._name} to log {log!r}",
@@ -177,15 +178,15 @@ class Node(CeleryTestNode, ABC):
         self._skip("a process id")
 
     def kill_main(self) -> None:
-        """SIGKILL to the main process only, and wait for it to be gone. Children get whatever the program arranged."""
+        """Sends SIGKILL to the main process only, and waits for its end. What its children do is up to the program."""
         self._skip("the death of a main process alone")
 
     def children(self) -> list[psutil.Process]:
-        """The live descendants of the main process: pool children, mostly."""
+        """The live descendants of the main process, mostly pool processes."""
         self._skip("child processes")
 
     def survivors(self) -> list[psutil.Process]:
-        """Every live process that this node or a descendant of it started, whatever its parent or session is now."""
+        """Every live process that this node or a descendant of it started, whatever its session and parent are now."""
         self._skip("the processes of a node")
 
     def _skip(self, what: str) -> NoReturn:
@@ -219,7 +220,7 @@ class WorkerNode(Node, CeleryTestWorker):
         self._skip("the watcher's process")
 
     def watcher_at_work(self) -> psutil.Process:
-        """The one watcher of a worker that lives, as soon as it does what it is for: it starts as a bare Python."""
+        """The watcher of a live worker, as soon as it watches. Before that it is a Python that starts."""
         self._skip("the watcher's process")
 
 
@@ -231,7 +232,7 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class NodeYard(ABC):
-    """Starts the nodes of one test against one broker, and keeps them so that none is forgotten."""
+    """Starts the nodes of one test against one broker, and keeps a list of them, so that all are ended."""
 
     def __init__(self, broker_url: str, *, app: str | None = None, env: Mapping[str, str] | None = None) -> None:
         """``app``: of nodes that are made without one; ``env``: for workers and masters, beside their own."""
@@ -287,7 +288,7 @@ class NodeYard(ABC):
         pytest.skip("needs a program of this machine beside the nodes: --bridge-nodes=processes")
 
     def add(self, node: AnyNode, *, wait: bool, start: bool = True) -> AnyNode:
-        """Take a node over and start it."""
+        """Adds a node, and starts it."""
         self.nodes.append(node)
         if start:
             node.start()
@@ -310,7 +311,7 @@ class NodeYard(ABC):
         return [node for node in self.nodes if isinstance(node, MasterNode)]
 
     def close(self) -> None:
-        """End every node; then show what each logged, which pytest prints for a test that failed."""
+        """Ends every node. Then prints what each logged: pytest shows it for a test that failed."""
         for node in self.nodes:
             node.close()
         for node in self.nodes:

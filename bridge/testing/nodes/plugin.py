@@ -44,12 +44,12 @@ VALKEY_IMAGE = "valkey/valkey:9.1"
 
 
 def pytest_sessionstart() -> None:
-    """The conftests have said what the environment of the tests is."""
+    """All conftests are loaded: from now on the environment of the tests is known."""
     take_environment()
 
 
 def in_containers(config: pytest.Config) -> bool:
-    """Whether nodes shall be containers."""
+    """Whether nodes are containers."""
     return bool(config.getoption("--bridge-nodes") == "containers")
 
 
@@ -143,7 +143,7 @@ def celery_backend_cluster(
     celery_broker_cluster: CeleryBrokerCluster, bridge_workers: Sequence[str]
 ) -> Iterator[CeleryBackendCluster]:
     """One result backend: the broker's server, as in most installations."""
-    # Redis' own lets go of the results that the test still holds, and looks at every object of the process for that.
+    # pytest-celery's class for Redis looks at every object of the process, to release results that a test still holds.
     kind = RedisTestBackend if bridge_workers else CeleryTestBackend
     cluster = CeleryBackendCluster(kind(celery_broker_cluster[0].container))
     yield cluster
@@ -165,7 +165,7 @@ def bridge_nodes(
     bridge_node_env: Mapping[str, str],
     tmp_path: Path,
 ) -> Iterator[NodeYard]:
-    """Starts workers and masters against the broker; all of them are gone when the test is over."""
+    """Starts workers and masters against the broker. All of them are ended after the test."""
     nodes: NodeYard
     if in_containers(request.config):
         nodes = EngineYard(
@@ -236,7 +236,7 @@ def celery_setup_app(
     bridge_app: str | None,
     bridge_workers: Sequence[str],
 ) -> Iterator[Celery]:
-    """The app as the test calls it: the project's own, pointed at the broker for as long as the test."""
+    """The app as the test calls it: the project's own, pointed at the broker until the test ends."""
     if bridge_app is not None:
         app = find_app(bridge_app)
         with pointed_at(app, celery_broker_cluster.config()["host_urls"][0]):
@@ -260,7 +260,7 @@ def celery_setup(
     bridge_master_cluster: MasterCluster | None,  # noqa: ARG001
     celery_setup_app: Celery,
 ) -> Iterator[BridgeSetup]:
-    """The entry point of a test: everything that it asked for, ready."""
+    """The entry point of a test: all nodes that it asked for, ready."""
     setup = celery_setup_cls(bridge_nodes, celery_broker_cluster, celery_backend_cluster, celery_setup_app)
     assert setup.ready(docker=True)
     yield setup

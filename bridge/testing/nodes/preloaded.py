@@ -1,8 +1,8 @@
 """Starts Python programs from a parent that has imported most of what they need (`bridge.testing.nodes.fork_server`).
 
-A worker starts for a third of the processor time, and is otherwise the process that it would be: its own session,
-number, exit code, command line and environment. What is about starting itself is not for this: `can_fork` says no where
-the environment changes the interpreter, and a node can be told not to (`ProcessNode.preload`).
+A worker starts in a third of the processor time. Otherwise it is as if started by an interpreter: it has its own
+session, process number, exit code, command line and environment. `can_fork` returns False where the environment changes the
+interpreter. Tests of the start itself turn it off (`ProcessNode.preload`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.testing.nodes import fork_server
 
 ROOT = fork_server.ROOT
 MODULES = ("bridge", "celery")
-#: What the server starts with, and every program that is forked from it but for these.
+#: The environment that the server starts with. A forked program has it, too, except for the variables below.
 STARTED_WITH = dict(os.environ)
 #: Variables that a fork gets as an interpreter would, or that only an app reads. An interpreter and the libraries read
 #: many others once, when they start or are imported.
@@ -32,7 +32,7 @@ READ_LATER = [
     "BRIDGE_", "CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONPATH",
     "PYTHONUNBUFFERED", "TICKET_BRIDGE_",
 ]  # fmt: skip
-#: How variables begin that an interpreter or a library reads early.
+#: Prefixes of the variables that an interpreter or a library reads early.
 READ_EARLY = ("CELERY_", "DJANGO_", "KOMBU_", "LANG", "LC_", "LD_", "MALLOC_", "PYTHON", "REMAP_", "TZ")
 #: Room for what a process shows as its arguments and its environment.
 ROOM = 1 << 15
@@ -115,12 +115,12 @@ class ForkServer:
 
 
 def read_by_apps(*names: str) -> None:
-    """Say that only apps read the variables that begin so, and so a fork may have others than its parent."""
+    """Only apps read the variables with these prefixes, so a fork may have other values than its parent."""
     READ_LATER.extend(name for name in names if name not in READ_LATER and not name.startswith(READ_EARLY))
 
 
 def take_environment() -> None:
-    """Let servers that start from now on have this process's environment of this moment."""
+    """Servers that start from now on get the environment that this process has now."""
     STARTED_WITH.clear()
     STARTED_WITH.update(os.environ)
 

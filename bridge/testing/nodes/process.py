@@ -1,9 +1,9 @@
-"""One program as a node of a test: a process group with a log, that a test may kill in every way and that never stays.
+"""One program as a node of a test: a process group with a log. A test may kill it in every way. Nothing of it remains.
 
-Cleaning up by process group alone is not enough: a process may have started a session of its own (the watcher beside a
-worker does). So every node carries a mark in its environment, which all its descendants inherit, and the end of a node
-is when no process with that mark is left, nor any that descended from it by then: a server writes its title over its
-environment, and so over the mark.
+To end the process group is not enough, because a process may have a session of its own (the watcher beside a worker has
+one). So every node has a mark in its environment, which all its descendants inherit. A node has ended when no process
+with that mark is left. A server writes its title over its environment, and so over the mark. So the descendants of the
+node are ended, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bridge.testing.waiting import wait_until
 
 #: The folder that `bridge` is imported from.
 ROOT = preloaded.ROOT
-#: The folder in which programs start if no other is given. They can import from it in any case.
+#: The folder in which programs start if no other is given. All programs can import from it.
 HOME = Path.cwd()
 
 
 class ProcessNode(Node):
     """A command that runs as a process of this machine."""
 
-    #: Whether it is forked from a preloaded parent, where that makes no difference to the program.
+    #: Whether it is forked from a preloaded parent, if that makes no difference to the program.
     preload = True
 
     def __init__(
@@ -125,7 +125,7 @@ class ProcessNode(Node):
 
     def vanish(self) -> None:
         assert self._process is not None, f"{self._name} was never started"
-        # Frozen first, so that nobody sees another end and still acts on it.
+        # Frozen first, so that no process sees the end of another one and acts on it.
         for process in self.survivors():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -167,9 +167,9 @@ class ProcessNode(Node):
 
     def _kill_all(self) -> None:
         assert self._process is not None
-        # Before their parent, by which those without the mark are found.
+        # Before their parent ends: those without the mark can only be found as its descendants.
         descended = self.children()
-        if self._process.poll() is None:  # its number is still its own
+        if self._process.poll() is None:  # no other process has its number
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         for process in descended:
@@ -187,7 +187,7 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def _processes_with_mark(mark: str) -> Iterator[psutil.Process]:
-    # Only what began after the tests did can be a node's; that spares reading the environment of everything else.
+    # Processes that are older than the tests belong to no node. Their environments need not be read.
     earliest = psutil.Process().create_time()
     for process in psutil.process_iter(["create_time"]):
         if process.info["create_time"] is not None and process.info["create_time"] < earliest:

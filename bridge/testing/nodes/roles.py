@@ -63,7 +63,7 @@ class ProcessWorker(ProcessNode, WorkerNode):
         return socket.gethostname()
 
     def children(self) -> list[psutil.Process]:
-        """The live descendants of the main process but for its watcher: the pool children, mostly."""
+        """The live descendants of the main process without its watcher, mostly pool processes."""
         return [process for process in super().children() if not _is_watcher(process)]
 
     def watchers(self) -> list[psutil.Process]:
@@ -81,7 +81,7 @@ class ProcessWorker(ProcessNode, WorkerNode):
     def get_running_processes_info(
         self, columns: list[str] | None = None, filters: Mapping[str, object] | None = None
     ) -> list[dict[str, Any]]:
-        """The processes of this node only, as they would be the only ones in a container."""
+        """The processes of this node only: in a container there would be no others."""
         wanted = columns or ["pid", "name", "username", "cmdline", "cpu_percent", "memory_percent", "create_time"]
         found = [process.as_dict(wanted) for process in self.survivors()]
         return [info for info in found if all(info.get(key) == value for key, value in (filters or {}).items())]

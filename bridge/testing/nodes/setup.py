@@ -1,4 +1,4 @@
-"""pytest-celery's set-up with what a bridge has besides: masters, and nodes that a test starts while it runs."""
+"""pytest-celery's set-up, with masters, and with nodes that a test starts while it runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MasterCluster(CeleryTestCluster):
 
 
 class BridgeSetup(CeleryTestSetup):
-    """A broker, workers and masters. A test may start more of them at any time, by ``nodes``."""
+    """A broker, workers and masters. A test may start more of them at any time with ``nodes``."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class BridgeSetup(CeleryTestSetup):
         app: Celery | None = None,
     ) -> None:
         super().__init__(None, broker_cluster, backend_cluster, app)
-        #: Starts workers, masters and other programs; all of them are gone when the test is over.
+        #: Starts workers, masters and other programs. All of them are ended after the test.
         self.nodes = nodes
 
     @classmethod
     @contextmanager
     def on(cls, server: EmbeddedServer, folder: Path, *, url: str | None = None) -> Iterator[BridgeSetup]:
-        """Processes against a server of one's own, or the way to it that ``url`` says; logs are in ``folder``."""
+        """Processes that use the given server, at ``url`` if that is given. Their logs are in ``folder``."""
         container = ServerContainer(server)
         nodes = ProcessYard(folder, url or server.url)
         backend = CeleryBackendCluster(CeleryTestBackend(container))
@@ -63,7 +63,7 @@ class BridgeSetup(CeleryTestSetup):
 
     @property
     def worker_cluster(self) -> CeleryWorkerCluster | None:
-        """The workers of this moment; None while there are none."""
+        """The workers that there are now; None: there are none."""
         found = self.nodes.workers()
         return CeleryWorkerCluster(*found) if found else None
 
@@ -74,7 +74,7 @@ class BridgeSetup(CeleryTestSetup):
 
     @property
     def master_cluster(self) -> MasterCluster | None:
-        """The masters of this moment; None while there are none."""
+        """The masters that there are now; None: there are none."""
         found = self.nodes.masters()
         return MasterCluster(*found) if found else None
 
