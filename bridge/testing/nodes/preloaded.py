@@ -1,8 +1,8 @@
 """Starts Python programs from a parent that has imported most of what they need (`bridge.testing.nodes.fork_server`).
 
 A worker starts in a third of the processor time. Otherwise it is as if started by an interpreter: it has its own
-session, process number, exit code, command line and environment. `can_fork` returns False where the environment changes the
-interpreter. Tests of the start itself turn it off (`ProcessNode.preload`).
+session, process number, exit code, command line and environment. `can_fork` returns False where the environment changes
+the interpreter. Tests of the start itself turn it off (`ProcessNode.preload`).
 """
 
 from __future__ import annotations
