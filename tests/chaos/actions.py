@@ -236,6 +236,30 @@ class Actions(Company):
     def _lose_the_layout(self, *_: float) -> bool:
         return bool(self.redis.delete(*map(layout_key, STREAMS.values())))
 
+    # -- HTTP consumers, and the ports of masters ---------------------------------------------------------------------
+
+    def _kill_an_HTTP_consumer(self, who: float, when: float, *_: float) -> bool:
+        return self._hit(self.pick(self.http, who), Seat.kill, self.back_in(when))
+
+    def _stop_an_HTTP_consumer(self, who: float, when: float, *_: float) -> bool:
+        return self._hit(self.pick(self.http, who), Seat.stop, self.back_in(when))
+
+    def _freeze_an_HTTP_consumer(self, who: float, long: float, *_: float) -> bool:
+        return self._hit(self.pick(self.http, who), Seat.freeze_all, 0.1 + long * 0.5 * self.lease_s)
+
+    def _freeze_an_HTTP_consumer_past_its_lease(self, who: float, long: float, *_: float) -> bool:
+        return self._hit(self.pick(self.http, who), Seat.freeze_all, self.lease_s * (1.2 + long))
+
+    @staticmethod
+    def _hit(seat: Seat | None, how: Callable[[Seat, float], None], seconds: float) -> bool:
+        if seat is not None:
+            how(seat, seconds)
+        return seat is not None
+
+    def _kill_the_processes_of_a_port(self, who: float, which: float, *_: float) -> bool:
+        seat = self.pick(self.masters, who)
+        return seat is not None and seat.kill_port(which)
+
     # -- an operator -------------------------------------------------------------------------------------------------
 
     def _deploy_the_newer_version(self, early: float, *_: float) -> bool:

@@ -29,9 +29,11 @@ import bridge
 import bridge.leader.step.steps
 import bridge.leader.stream.reading
 import bridge.leader.takeover.acknowledged
+from tests.chaos.draw import EITHER
 from tests.chaos.ledger import LedgerWriter
 from tests.chaos.recording import EFFECTS, WATCHER, folded, id_of, keeps, name_of, place_of, recorded
 from tests.chaos.subscriptions import LIMITED_IN, NEWER, OLDER, PARTITIONS, STATES, STREAMS, SUBSCRIPTIONS
+from tests.chaos.ticks import SCHEDULE
 from tests.chaos.versions import FOLLOWS, OLDER_TASK
 
 #: Seconds between two signs of life of a task at work.
@@ -63,6 +65,8 @@ if SUBSCRIPTIONS in os.environ:
     app.conf.bridge_subscriptions = json.loads(os.environ[SUBSCRIPTIONS])
 else:
     app.conf.bridge_default_task = "chaos.work"
+if SCHEDULE in os.environ:
+    app.conf.bridge_schedule = json.loads(os.environ[SCHEDULE])
 if FOLLOWS in os.environ:
     app.conf.bridge_stream, app.conf.bridge_follows = STREAMS[NEWER], json.loads(os.environ[FOLLOWS])
 # So few that a new leader takes in what waits over many turns of its loop, and that faults fall between them.
@@ -84,6 +88,12 @@ def work(self: Any, ticket_id: str, payload: Any) -> None:
 @app.task(bind=True, ignore_result=True, name="chaos.limited", time_limit=1, shared=False, **_LIMITED)
 def limited(self: Any, ticket_id: str, payload: Any) -> None:
     """The same under a hard time limit, for what hangs."""
+    _do(self, ticket_id, payload)
+
+
+@app.task(bind=True, ignore_result=True, name=EITHER, shared=False, **_STATE, **_LIMITED)
+def either(self: Any, ticket_id: str, payload: Any) -> None:
+    """The same for messages that HTTP consumers can handle, too (`tests.chaos.http_program`)."""
     _do(self, ticket_id, payload)
 
 

@@ -34,6 +34,7 @@ class Company:
         notes: Notes,
         workers: list[Seat],
         masters: list[Seat],
+        http: list[Seat],
         new_worker: NewWorker,
         *,
         lease_s: float,
@@ -50,6 +51,8 @@ class Company:
         self.notes = notes
         self.workers = workers
         self.masters = masters
+        #: The HTTP consumers.
+        self.http = http
         self.new_worker = new_worker
         self.lease_s = lease_s
         self.leader_lease_s = leader_lease_s
@@ -82,7 +85,7 @@ class Company:
 
     @property
     def seats(self) -> list[Seat]:
-        return [*self.workers, *self.masters]
+        return [*self.workers, *self.masters, *self.http]
 
     def pick(self, seats: list[Seat], die: float) -> Seat | None:
         idle = [seat for seat in seats if seat.idle and not seat.leaving]

@@ -49,6 +49,13 @@ LANE_ACTIONS = {
     "lose the set of masters": 1,
     "lose the layout": 1,
 }
+HTTP_ACTIONS = {
+    "kill an HTTP consumer": 2,
+    "stop an HTTP consumer": 1,
+    "freeze an HTTP consumer": 1,
+    "freeze an HTTP consumer past its lease": 2,
+    "kill the processes of a port": 2,
+}
 OPERATOR_ACTIONS = {
     "deploy the newer version": 1,
     "repartition the stream": 1,
@@ -63,6 +70,7 @@ ACTIONS = {
     **SERVER_ACTIONS,
     **NETWORK_ACTIONS,
     **LANE_ACTIONS,
+    **HTTP_ACTIONS,
     **OPERATOR_ACTIONS,
 }
 
@@ -80,6 +88,10 @@ LARGEST_LOG2 = 19.9
 
 #: The share of messages that are delayed, for how many seconds, and for how many of them their tickets wait.
 DELAYED, DELAYS_S, HELD = 0.04, (0.05, 2.0), 0.4
+#: The task that HTTP consumers can run, too. Of what can befall a message, they can do these ways of failing.
+EITHER = "chaos.either"
+EITHER_HOWS = ("raise", "nack", "dead")
+
 #: A time limit of a message of its own, in seconds: for what hangs, and one that nothing reaches.
 LIMIT_S, FAR_LIMIT_S = 2.0, 300.0
 
@@ -90,6 +102,8 @@ class Cast:
 
     workers: tuple[tuple[str, str], ...]
     masters: tuple[str, ...] = ("m1", "m2")
+    #: Names of HTTP consumers. The last one lies.
+    http: tuple[str, ...] = ("h1", "h2")
     #: Those of all of them that have a line of their own to the server, which can be cut.
     lined: tuple[str, ...] = ("w1", "w3", "m1", "m2")
 
@@ -203,6 +217,8 @@ class Load:
         task = self._time(draw, task, payload)
         if draw.random() < KEEP:
             payload["keep"] = True
+        elif task == "chaos.work" and payload.get("how", "raise") in EITHER_HOWS:
+            task = EITHER
         return task, payload, dies
 
     @staticmethod

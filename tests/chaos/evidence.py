@@ -48,14 +48,25 @@ def entries(redis: Redis, stream: str, first: str = "-", last: str = "+") -> lis
 
 
 def effects(redis: Redis) -> list[Effect]:
-    """All effects: of each ticket in the order in which they were applied."""
-    found = []
+    """All effects: of each ticket in the order in which they were applied.
+
+    What an HTTP consumer stored and did not acknowledge comes again: the later effect of the message takes its place.
+    """
+    found: list[Effect] = []
     for key in redis.scan_iter(match=f"{EFFECTS}*", count=1000):
         ticket = key.removeprefix(EFFECTS)
         for place, (id_, fields) in enumerate(entries(redis, key)):
             facts = (ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_), place)
-            found.append(Effect(*facts, kept="kept" in fields))
+            effect = Effect(*facts, kept="kept" in fields, stored="stored" in fields)
+            if found and found[-1].stored and _is_again(found[-1], effect):
+                found.pop()
+            found.append(effect)
     return found
+
+
+def _is_again(before: Effect, effect: Effect) -> bool:
+    same = (before.ticket, before.message_id) == (effect.ticket, effect.message_id)
+    return same and before.fence < effect.fence
 
 
 def states(redis: Redis, *, several: bool) -> dict[str, dict[str, Any]]:

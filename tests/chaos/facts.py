@@ -69,7 +69,8 @@ class Execution:
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What one success left in the lane's Redis, in the order of application. ``at_ms``: Unix ms by the server.
-    ``place``: among the effects of its ticket, from 0. ``kept``: whether it changed the ticket's state.
+    ``place``: among the effects of its ticket, from 0. ``kept``: whether it changed the ticket's state. ``stored``: an
+    HTTP consumer wrote it itself, before it acknowledged the message.
     """
 
     ticket: str
@@ -79,6 +80,7 @@ class Effect:
     at_ms: int
     place: int = 0
     kept: bool = False
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

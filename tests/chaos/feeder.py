@@ -25,6 +25,7 @@ from bridge.routing.partitions import AT, Layout, partition_of, stream_id, suffi
 from tests.chaos.facts import Message
 from tests.chaos.recording import place_of
 from tests.chaos.subscriptions import STREAM, STREAMS, generation_of
+from tests.chaos.ticks import is_tick
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError)
 #: (ticket, task or '', payload or its JSON, whether it can never succeed).
@@ -149,8 +150,9 @@ class Feeder:
 
     def _resync(self) -> None:
         arrived = []
-        for stream, suffix in self._where():
+        for stream, suffix in self.where():
             found: Any = self._redis.xrange(stream, f"({self._last_ids.get(stream, '0-0')}", "+")
+            found = [entry for entry in found if not is_tick(entry[1])]
             arrived += [
                 (fields["ticket_id"], place_of(json.loads(fields["payload"])), id_ + suffix) for id_, fields in found
             ]
@@ -163,7 +165,7 @@ class Feeder:
         self._planned = {}
         self._in_doubt = False
 
-    def _where(self) -> list[tuple[str, str]]:
+    def where(self) -> list[tuple[str, str]]:
         """The streams to which messages may have been pushed, each with what follows the ids of its messages."""
         return [(stream, "") for stream in self._streams]
 
@@ -235,7 +237,7 @@ class FollowingFeeder(Feeder):
             self._tasks[name] = self._app.task(bind=True, name=name, lazy=False, shared=False)(pushed)
         return self._tasks[name]
 
-    def _where(self) -> list[tuple[str, str]]:
+    def where(self) -> list[tuple[str, str]]:
         try:
             layout = find_layout(self._redis, STREAM, self._generations[0])
         except ConfigurationError as exc:

@@ -19,12 +19,16 @@ from tests.chaos.subscriptions import OF, SUBSCRIPTIONS, label_of
 
 #: Where the effects are: a stream for each ticket, since its ids tell when the server applied them.
 EFFECTS = "effects:"
+#: The member of a payload that has the time of a tick.
+AT = "at"
 #: What the command line of the watcher beside a worker contains.
 WATCHER = "bridge.worker.guard.watcher"
 
 
 def place_of(payload: Any) -> int:
-    """A message's place in its ticket, from 0. Incident events have theirs from 1."""
+    """A message's place in its ticket, from 0. Incident events have theirs from 1; that of a tick is its time."""
+    if AT in payload:
+        return int(payload[AT])
     return int(payload["n"]) if "n" in payload else int(payload["seq"]) - 1
 
 

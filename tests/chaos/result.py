@@ -29,6 +29,10 @@ class Result:
     seconds: float = 0.0
     #: How many repartitions there were, and how often their command was killed.
     repartitions: tuple[int, int] = (0, 0)
+    #: Lie -> how often it was answered as it must be.
+    told: dict[str, int] = field(default_factory=dict)
+    #: Messages that the schedule pushed.
+    ticks: int = 0
     #: The user, or the clock, ended it before its last fault.
     cut_short: bool = False
 

@@ -18,7 +18,7 @@ from bridge.stack.ports import HOST, free_port
 from bridge.stack.server_program import FsyncPolicy
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.preloaded import read_by_apps
-from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.chaos import evidence
@@ -28,6 +28,7 @@ from tests.chaos.conductor import Conductor
 from tests.chaos.draw import Cast, Step
 from tests.chaos.facts import Evidence, Letter, Notes, Rest
 from tests.chaos.feeder import UNAVAILABLE, Feeder, FollowingFeeder, Source
+from tests.chaos.http_program import LIES, LOST, read_told
 from tests.chaos.ledger import LedgerReader
 from tests.chaos.link import READY
 from tests.chaos.repartition import Lanes, Repartitions, layouts
@@ -35,6 +36,7 @@ from tests.chaos.result import Result
 from tests.chaos.seats import Seat
 from tests.chaos.stranded import waits
 from tests.chaos.subscriptions import NEWER, ONE, Subscription, environment, evidence_of
+from tests.chaos.ticks import SCHEDULE, Ticks, schedule
 from tests.chaos.versions import Deploy, Producers, chains, follows
 
 read_by_apps("CHAOS_", "SOAK_")
@@ -87,6 +89,9 @@ class Plan:
     producers: Producers | None = None
     #: Whether the number of partitions changes in the run.
     repartitions: bool = False
+    #: Whether there are HTTP consumers, and a schedule. The app of the soak has no task for them.
+    http: bool = False
+    schedule: bool = False
 
 
 class Run:
@@ -101,6 +106,8 @@ class Run:
         self._deploy = Deploy(self._change, plan.producers) if plan.producers else None
         #: Whether nodes start with the app that follows the older version.
         self._newer = self._deploy is None
+        #: Whether nodes start with a schedule.
+        self._has_schedule = plan.schedule
         #: The lanes that are there.
         #: The lanes that faults of a lane have struck: one of each layout.
         self._struck = [self.struck]
@@ -116,6 +123,7 @@ class Run:
         self.server.start()
         self.redis: Redis = self.server.client(decode_responses=True)
         self.yard = ProcessYard(self.plan.folder, self.server.url)
+        self._ports = {name: free_port() for name in self.plan.cast.masters} if self.plan.http else {}
         self.ledger = LedgerReader(self.ledger_folder)
         # A producer whose connection hangs blocks the conductor: the server is only frozen by calls that thaw it again.
         connected: Redis = self.server.client(decode_responses=True)
@@ -132,6 +140,7 @@ class Run:
             if self.plan.repartitions
             else None
         )
+        self.ticks = Ticks(self.redis, self.feeder.where)
         self.conductor = Conductor(
             self.server,
             self.keys,
@@ -139,6 +148,7 @@ class Run:
             self.notes,
             [self._worker(name, pool) for name, pool in self.plan.cast.workers],
             [self._master(name) for name in self.plan.cast.masters],
+            [self._http_consumer(name) for name in self.plan.cast.http] if self.plan.http else [],
             self._worker,
             lease_s=self.plan.lease_s,
             leader_lease_s=self.plan.leader_lease_s,
@@ -165,18 +175,21 @@ class Run:
         """
         for seat in self.conductor.seats:
             seat.start()
-        lanes = [one.keys for one in self._there()]
+        lanes = self._there()
+        workers, http = len(self.plan.cast.workers), len(self.conductor.http)
         wait_until(
             lambda: (
-                all(self.redis.hlen(keys.consumers) == len(self.plan.cast.workers) for keys in lanes)
-                and all(self.redis.exists(keys.leader) for keys in lanes)
+                # HTTP consumers serve one subscription.
+                all(self.redis.hlen(one.keys.consumers) == workers + http * one.fails for one in lanes)
+                and all(self.redis.exists(one.keys.leader) for one in lanes)
             ),
-            description="all workers to register and each lane to be led",
+            description="all consumers to register and each lane to be led",
             timeout_s=90,
         )
         began = time.monotonic()
-        cut_short = not self._faults(stop)
+        cut_short = not (self._faults(stop) and self._tell_all(began, stop))
         self.conductor.calm_down()
+        self._end_schedule()
         stuck = self._drain(lambda: cut_short or stop())
         cut_short = cut_short or len(self.feeder.messages) < self.plan.messages
         seconds = time.monotonic() - began
@@ -216,6 +229,50 @@ class Run:
             self._repartitions.begin(0.9, 0.5, 0.5)
         return True
 
+    def _tell_all(self, began: float, stop: Callable[[], bool]) -> bool:
+        """Goes on until each lie was told, and the schedule has ticked after the last fault; whether that came."""
+        if not self.conductor.http and not self.plan.schedule:
+            return True
+        after_ms, until, looked = time.time_ns() // 1_000_000, time.monotonic() + self.plan.patience_s, 0.0
+        while not stop():
+            self.conductor.tick()
+            self._feed(began)
+            now = time.monotonic()
+            if now - looked >= LOOK_EVERY_S / 4:
+                looked = now
+                self._look()
+                told, _ = read_told(self.ledger_folder)
+                untold = [lie for lie in LIES if not told[lie]] if self.conductor.http else []
+                late = self.plan.schedule and self.ticks.newest_ms <= after_ms
+                if not untold and not late:
+                    return True
+                if now > until:
+                    lacks = [*untold, *(["a tick"] if late else [])]
+                    detail = f"for {self.plan.patience_s:g} s there was no: {', '.join(lacks)}"
+                    self._found.append(Violation(STUCK, "", "", detail))
+                    return True
+            time.sleep(ROUND_S)
+        return False
+
+    def _end_schedule(self) -> None:
+        """The masters end. One comes back, with an app that has no schedule: nothing is pushed any more."""
+        if not self.plan.schedule:
+            return
+        self._has_schedule = False
+        last, *others = self.conductor.masters
+        for seat in (last, *others):
+            seat.node.env.pop(SCHEDULE, None)
+            seat.leaving = seat is not last
+        lives = {seat: seat.node.pid for seat in self.conductor.masters}
+        for seat in self.conductor.masters:
+            seat.retire()
+
+        def have_ended() -> bool:
+            self.conductor.tick()
+            return not any(seat.node.running and seat.node.pid == pid for seat, pid in lives.items())
+
+        wait_until(have_ended, description="the masters with a schedule to end", timeout_s=60)
+
     def _end_deploy(self, began: float, stop: Callable[[], bool]) -> None:
         """Makes the deploy of the run, if it has not come yet, and pushes some of the newer version."""
         if self._deploy is None:
@@ -254,8 +311,9 @@ class Run:
                 if left > 0 and room > 0:
                     self.feeder.push(min(left, room, 500))
                 settled = self._settled()
+                self._look()
                 busy = self._repartitions is not None and self._repartitions.busy
-                if not left and settled >= len(self.feeder.messages) and not busy:
+                if not left and settled >= len(self.feeder.messages) + self.ticks.count and not busy:
                     return []
                 if settled != before:
                     before, moved_at = settled, time.monotonic()
@@ -270,6 +328,8 @@ class Run:
     def _look(self) -> None:
         self.ledger.catch_up()
         try:
+            if self.plan.schedule:
+                self.ticks.look()
             for one in self._there():
                 self._found += evidence.look(self.redis, one, self.feeder.messages, LOOK_AT)
         except UNAVAILABLE:
@@ -289,7 +349,11 @@ class Run:
             time.sleep(ROUND_S)
         executions = self.ledger.executions()
         effects = evidence.effects(self.redis)
-        messages = self.feeder.messages
+        self.ticks.learn([*effects, *executions])
+        messages = [*self.feeder.messages, *self.ticks.messages()]
+        told, lied = read_told(self.ledger_folder)
+        # When a lease is lost, one message may be charged that had not begun.
+        self.notes.kills += told.pop(LOST, 0)
         broken, letters, counts = list[Violation](), list[Letter](), dict[str, int]()
         judged: dict[Subscription, Evidence] = {}
         orders = {operator.keys: operator.notes for operator in self.conductor.operators}
@@ -312,6 +376,8 @@ class Run:
         several = bool(plan.subscriptions[0].label)
         if plan.app == APP:
             broken += check_states(effects, evidence.states(self.redis, several=several))
+        broken += self.ticks.check()
+        broken += [Violation("a lie was believed", "", "", line) for line in lied]
         ended = [Violation("ended by itself", "", "", line) for line in self.conductor.complaints()]
         return Result(
             # What is wrong in one version is seen over both, too.
@@ -328,6 +394,8 @@ class Run:
             answers=dict(sum((Counter(operator.answers) for operator in self.conductor.operators), Counter[str]())),
             repartitions=(self._repartitions.done, self._repartitions.killed) if self._repartitions else (0, 0),
             counts=counts,
+            told=dict(told),
+            ticks=len(self.ticks.messages()),
         )
 
     # -- details -----------------------------------------------------------------------------------------------------
@@ -349,9 +417,22 @@ class Run:
         return seat
 
     def _master(self, name: str) -> Seat:
-        node = self.yard.master(name, app=self.plan.app, env=self._env(name), start=False)
+        arguments = ("--http", f"{HOST}:{self._ports[name]}") if self.plan.http else ()
+        node = self.yard.master(name, app=self.plan.app, arguments=arguments, env=self._env(name), start=False)
         seat = Seat(node, "master", "", self.notes)
         seat.line = self._lines.get(name)
+        return seat
+
+    def _http_consumer(self, name: str) -> Seat:
+        lies = name == self.plan.cast.http[-1]
+        slots = 1 if lies else self.plan.concurrency
+        urls = [f"http://{HOST}:{port}" for port in self._ports.values()]
+        command = python_module("tests.chaos.http_program", name, str(slots), "lies" if lies else "honest", *urls)
+        env = {**broker_environment(self.server.url), **self._env(name), "CHAOS_POOL": "http"}
+        log = self.plan.folder / f"{name}.log"
+        node = self.yard.add(ProcessNode(name, command, log_file=log, env=env, cwd=ROOT), wait=False, start=False)
+        seat = Seat(node, "HTTP consumer", "http", self.notes)
+        seat.slots = slots
         return seat
 
     def _line(self, name: str) -> str:
@@ -372,6 +453,7 @@ class Run:
             "CHAOS_MAX_ATTEMPTS": str(plan.max_attempts),
             **environment(plan.subscriptions),
             **(follows(plan.subscriptions) if self._newer else {}),
+            **self._schedule(),
             # What is in the old partitions stays until the run has looked at it.
             **({"CHAOS_RETENTION": "600"} if plan.repartitions else {}),
             **plan.env,
@@ -390,7 +472,12 @@ class Run:
     def _change(self, seat: Seat) -> None:
         """From its next life on the node runs the newer app, as do those that join from now on."""
         self._newer = True
-        seat.node.env.update(follows(self.plan.subscriptions))
+        seat.node.env.update({**follows(self.plan.subscriptions), **self._schedule()})
+
+    def _schedule(self) -> dict[str, str]:
+        """The schedule of nodes that start now. It pushes to the newest version that their app has."""
+        versions = sorted({one.version for one in self.plan.subscriptions})
+        return schedule(versions[-1] if self._newer else versions[0]) if self._has_schedule else {}
 
     def _settled(self) -> int:
         """How many messages the subscription is done with that is behind most."""

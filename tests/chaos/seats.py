@@ -12,6 +12,7 @@ import time
 
 import psutil
 
+from bridge.consumer.http_consumer import LOST_STATUS
 from bridge.testing.nodes.process import ProcessNode
 from tests.chaos.facts import Freeze, Notes
 from tests.chaos.ledger import now_ns
@@ -26,7 +27,7 @@ GAVE_UP = ("cannot reach Redis", "Could not start worker processes")
 
 
 class Seat:
-    """One name, its node, and what is being done to it."""
+    """One name, its node, and what is being done to it. ``kind``: "worker", "master" or "HTTP consumer"."""
 
     def __init__(self, node: ProcessNode, kind: str, pool: str, notes: Notes, *, culprits: bool = False) -> None:
         """``culprits``: tasks may kill the node, which is then no fault of its own."""
@@ -111,6 +112,13 @@ class Seat:
         self._stopping_since = time.monotonic()
         self._send(signal.SIGTERM)
 
+    def retire(self) -> None:
+        """Ends it in order if it is idle, else by force: what it does now counts no more. It comes back at once."""
+        if self.idle:
+            self.stop(0)
+        elif self.node.running:
+            self.kill(0)
+
     def _send(self, number: signal.Signals) -> None:
         """A signal to the main process. The message that it runs may have ended it in this moment."""
         assert self.node.pid is not None
@@ -130,6 +138,21 @@ class Seat:
             self._frozen[pid] = now_ns()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
+
+    def freeze_all(self, for_s: float) -> None:
+        """SIGSTOP to a program of one process."""
+        assert self.node.pid is not None
+        self.freeze([self.node.pid], for_s)
+
+    def kill_port(self, which: float) -> bool:
+        """SIGKILL to the keeper of a master's port, to the process that serves, or to both. Whether they were there."""
+        keepers = [child for child in self.node.children() if child.children()]
+        serving = [child for keeper in keepers for child in keeper.children()]
+        found = [keepers, serving, keepers + serving][int(3 * which)]
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return bool(found)
 
     def cut_off(self, for_s: float) -> None:
         """Its line to the server carries nothing for a while; `tick` mends it."""
@@ -171,6 +194,9 @@ class Seat:
         if not self._stopped_by_us and any(arguments in self.node.logs(this_life=True) for arguments in GAVE_UP):
             # It said so, and is for its supervisor to start again: that is us.
             self._stopped_by_us = True
+        if self.kind == "HTTP consumer" and self.node.exit_code == LOST_STATUS:
+            # It fenced itself.
+            self._stopped_by_us = True
         if not self._stopped_by_us and self._culprits and self.node.exit_code == -signal.SIGKILL:
             self._stopped_by_us = True
             self.killed_by_tasks += 1
@@ -187,3 +213,5 @@ class Seat:
         self._back_at = time.monotonic() + back_in_s
         if self.kind == "worker":
             self._notes.kills += max(1, len(self.pool_processes()))
+        elif self.kind == "HTTP consumer":
+            self._notes.kills += self.slots

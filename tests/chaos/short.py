@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.draw import SHORT_MS, VARIED_MS, Cast, Load, keeps_states, script, spare
+from tests.chaos.draw import EITHER, SHORT_MS, VARIED_MS, Cast, Load, keeps_states, script, spare
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
 from tests.chaos.subscriptions import KINDS, ONE, STATES, Subscription, addressed
@@ -50,7 +50,7 @@ def short_run(
         if version := producers.version_of(ticket, n):
             payload["v"] = version
             # Each version has a default task of its own.
-            task = task if task == "chaos.limited" else ""
+            task = task if task in ("chaos.limited", EITHER) else ""
         return ticket, task, payload, dies
 
     steps = script(seed, spare(faults), pace_s, only)
@@ -65,6 +65,8 @@ def short_run(
         subscriptions=in_versions(subscriptions, versions, seed),
         producers=producers if versions == "deploy" else None,
         repartitions=repartitions,
+        http=True,
+        schedule=True,
         **plan,
     )
     made = replace(made, env={STATES: str(int(keeps_states(seed))), **made.env})
@@ -87,5 +89,6 @@ def in_words(result: Result) -> str:
         f"nobody there for {result.missed}\n"
         f"stood still (median/max): {waits}\nwithout leader {[round(s, 2) for s in result.leaderless_s]}\n"
         f"{result.repartitions[0]} repartitions, their command killed {result.repartitions[1]} times\n"
+        f"{result.ticks} messages of ticks, lies {result.told}\n"
         f"orders {result.answers}\ncounts {result.counts}"
     )
