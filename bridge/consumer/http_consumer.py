@@ -1,7 +1,7 @@
 """A consumer over HTTP, in Python and without Celery: `HttpConsumer`. Standard library only.
 
 The thread of `HttpConsumer.run` receives. Handlers run on threads of their own, as many as ``concurrency``. One more
-thread acknowledges, and one renews the lease.
+thread acknowledges, one renews the lease, and one notices its end: a renewal may wait for its answer past that.
 
 **Self-fencing.** The consumer trusts its lease until a deadline on its own clock: the moment *before* it sent the last
 renewal that was answered, plus the lease, less a margin. After the deadline it starts nothing and acknowledges nothing.
@@ -158,7 +158,7 @@ class HttpConsumer:
     def run(self) -> None:
         """Registers, and handles messages until `stop`. Raises `HttpProblem` when the masters refuse it."""
         threads = [threading.Thread(target=self._handle, daemon=True) for _ in range(self._concurrency)]
-        threads += [threading.Thread(target=call, daemon=True) for call in (self._acknowledge, self._beat)]
+        threads += [threading.Thread(target=call, daemon=True) for call in (self._acknowledge, self._beat, self._watch)]
         try:
             self._register()
             for thread in threads:
@@ -227,18 +227,27 @@ class HttpConsumer:
         return deadline_ns
 
     def _beat(self) -> None:
-        """The thread that renews the lease, and notices its end."""
+        """The thread that renews the lease."""
         while not self._over.is_set():
             period_s = self._lease_ms / 1000 / RENEWALS
-            left_s = (self._deadline_ns - now_ns()) / 1e9
             if not self._incarnation:
                 self._over.wait(0.05)
-            elif left_s <= 0:
-                self._lose(self._incarnation)
             elif self._renew(self._incarnation):
                 self._over.wait(period_s)
             else:
-                self._over.wait(min(0.1, max(0.0, left_s)))
+                self._over.wait(0.1)
+
+    def _watch(self) -> None:
+        """The thread that notices the end of the lease."""
+        while not self._over.is_set():
+            with self._lock:
+                incarnation, left_s = self._incarnation, (self._deadline_ns - now_ns()) / 1e9
+            if not incarnation:
+                self._over.wait(0.05)
+            elif left_s > 0:
+                self._over.wait(left_s)
+            else:
+                self._lose(incarnation)
 
     def _lose(self, incarnation: str) -> None:
         """The lease is over: stops what runs. `_receive` registers again."""

@@ -52,6 +52,14 @@ HTTP_MUTATIONS = [
         "if work.expires_ns is not None and began_ns >= work.expires_ns:",
     ),
     _port(
+        "the Python client waits for a renewal before it looks at its lease",
+        "tests/unit/consumer/test_http_consumer.py"
+        "::test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer",
+        "bridge/consumer/http_consumer.py",
+        "for call in (self._acknowledge, self._beat, self._watch)]",
+        "for call in (self._acknowledge, self._beat)]",
+    ),
+    _port(
         "who asks for a connection again at once goes before those that wait",
         "tests/unit/routing/test_async_connection.py::test_who_comes_again_at_once_waits_behind_those_that_wait",
         "routing/async_connection.py",

@@ -48,25 +48,25 @@ def entries(redis: Redis, stream: str, first: str = "-", last: str = "+") -> lis
 
 
 def effects(redis: Redis) -> list[Effect]:
-    """All effects: of each ticket in the order in which they were applied.
-
-    What an HTTP consumer stored and did not acknowledge comes again: the later effect of the message takes its place.
-    """
+    """All effects: of each ticket in the order in which they were applied."""
     found: list[Effect] = []
     for key in redis.scan_iter(match=f"{EFFECTS}*", count=1000):
         ticket = key.removeprefix(EFFECTS)
         for place, (id_, fields) in enumerate(entries(redis, key)):
             facts = (ticket, fields["id"], int(fields["n"]), int(fields["fence"]), _ms(id_), place)
-            effect = Effect(*facts, kept="kept" in fields, stored="stored" in fields)
-            if found and found[-1].stored and _is_again(found[-1], effect):
-                found.pop()
-            found.append(effect)
+            add_effect(found, Effect(*facts, kept="kept" in fields, stored="stored" in fields))
     return found
 
 
-def _is_again(before: Effect, effect: Effect) -> bool:
-    same = (before.ticket, before.message_id) == (effect.ticket, effect.message_id)
-    return same and before.fence < effect.fence
+def add_effect(found: list[Effect], effect: Effect) -> None:
+    """Adds what was applied next. What an HTTP consumer stored and did not acknowledge comes again, and then nothing of
+    its ticket is between: the later effect of the message takes its place.
+    """
+    if found and found[-1].stored and found[-1].fence < effect.fence:
+        before = found[-1]
+        if (before.ticket, before.message_id) == (effect.ticket, effect.message_id):
+            found.pop()
+    found.append(effect)
 
 
 def states(redis: Redis, *, several: bool) -> dict[str, dict[str, Any]]:

@@ -136,6 +136,11 @@ class Repartitions:
         """Whether one is under way."""
         return self._count > 0
 
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Grows with each step of the one that is under way."""
+        return (self.done, len(self._lanes.every), len(self._lanes.left), self.killed)
+
     def begin(self, which: float, kills: float, early: float) -> bool:
         """Begins one. Numbers in [0, 1) draw the number of partitions, and when the command is killed."""
         if self.busy:

@@ -301,7 +301,7 @@ class Run:
     def _drain(self, stop: Callable[[], bool]) -> list[Violation]:
         """Pushes what is left, unless it is to stop, and waits until everything is settled; or says it is stuck."""
         moved_at = time.monotonic()
-        before = -1
+        before: object = None
         said_at = moved_at
         while True:
             self.conductor.tick()
@@ -313,10 +313,11 @@ class Run:
                 settled = self._settled()
                 self._look()
                 busy = self._repartitions is not None and self._repartitions.busy
+                now_at = (settled, self._repartitions.progress if self._repartitions else ())
                 if not left and settled >= len(self.feeder.messages) + self.ticks.count and not busy:
                     return []
-                if settled != before:
-                    before, moved_at = settled, time.monotonic()
+                if now_at != before:
+                    before, moved_at = now_at, time.monotonic()
             now = time.monotonic()
             if now - said_at > 10:
                 said_at = now

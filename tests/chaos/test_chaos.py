@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.draw import MIXED, PREFORK, Cast
+from tests.chaos.http_program import LIES
 from tests.chaos.run import default_seed
 from tests.chaos.short import in_words, short_run
 from tests.chaos.subscriptions import ONE, draw_partitions, draw_subscriptions, split
@@ -53,3 +54,6 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
     print(in_words(result))
     assert not result.violations, result.describe()
     assert len(result.effects) > 100
+    # It waited until each had been told, and had its answer.
+    assert result.told.keys() == LIES.keys()
+    assert result.ticks > 0

@@ -1,4 +1,7 @@
-"""A short run with HTTP consumers that are killed, frozen and lie, a Celery worker, and masters that are killed."""
+"""A run with HTTP consumers alone: they are killed, frozen and lie, beside one Celery worker, and masters are killed.
+
+The runs of `tests.chaos.test_chaos` have HTTP consumers among others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tests.chaos.http_consumers import FAULTS, HttpChaos
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_nothing_is_lost_reordered_or_believed(tmp_path: Path, valkey_binary: Path) -> None:
     del valkey_binary
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(1_000_000))

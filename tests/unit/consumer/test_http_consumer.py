@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
+from bridge.consumer.http_consumer import LOST_STATUS
 from bridge.routing.message_options import EXPIRED
 
 #: The time by the stub's clock, Unix ms: in 1970.
@@ -24,6 +25,10 @@ class Stub:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.outcomes: dict[str, dict[str, Any]] = {}
+        self.lease_ms = LEASE_MS
+        #: Set: a heartbeat is answered. Until then its answer comes byte by byte.
+        self.answers = threading.Event()
+        self.answers.set()
 
     def add(self, ticket: str, **options: int) -> None:
         number = len(self.messages) + 1
@@ -33,9 +38,9 @@ class Stub:
 
     def answer(self, path: str, body: Any) -> Any:
         if path.endswith("/register"):
-            return {"incarnation": "i", "lease_ms": LEASE_MS}
+            return {"incarnation": "i", "lease_ms": self.lease_ms}
         if path.endswith("/heartbeat"):
-            return {"wants": "go on", "lease_ms": LEASE_MS}
+            return {"wants": "go on", "lease_ms": self.lease_ms}
         if "/next" in path:
             given = [message for message in self.messages if message["message_id"] not in self.outcomes]
             return {"messages": given, "lease_ms": LEASE_MS}
@@ -60,6 +65,11 @@ def url(stub: Stub) -> Iterator[str]:
             text = self.rfile.read(size)
             answer = json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
             self.send_response(200)
+            self.flush_headers()
+            self.wfile.write(b"Wait: ")
+            while self.path.endswith("/heartbeat") and not stub.answers.wait(0.01):
+                self.wfile.write(b".")
+            self.wfile.write(b"\r\n")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
@@ -142,3 +152,27 @@ def test_a_message_says_its_options_and_one_without_has_all_the_time(url: str, s
     stub.add("without")
     handled(url, stub, lambda message: seen.append((message.options, message.left_s(), message.holds())))
     assert seen == [({"max_attempts": 2}, float("inf"), True), (None, float("inf"), True)]
+
+
+def test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer(
+    url: str, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    lost = threading.Event()
+
+    def end(status: int) -> None:
+        ended.append(status)
+        lost.set()
+
+    def handle(_message: Message) -> None:
+        lost.wait(8)
+        stub.answers.set()
+        consumer.stop()
+
+    monkeypatch.setattr("bridge.consumer.http_consumer.os._exit", end)
+    stub.lease_ms = 400
+    stub.answers.clear()
+    stub.add("long")
+    consumer = HttpConsumer(url, "h", handle, concurrency=1, wait_s=0)
+    consumer.run()
+    assert ended == [LOST_STATUS]
