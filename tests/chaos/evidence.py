@@ -9,11 +9,11 @@ from typing import Any
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
-from bridge.routing.partitions import stream_id
+from bridge.routing.partitions import stream_id, suffix_of
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS
-from tests.chaos.subscriptions import NEWER, STREAM, STREAMS, Subscription, label_of
+from tests.chaos.subscriptions import NEWER, OF, STREAM, STREAMS, Subscription, label_of
 from tests.keycheck import ownerless
 
 #: The states of tickets.
@@ -59,14 +59,24 @@ def effects(redis: Redis) -> list[Effect]:
 
 
 def add_effect(found: list[Effect], effect: Effect) -> None:
-    """Adds what was applied next. What an HTTP consumer stored and did not acknowledge comes again, and then nothing of
-    its ticket is between: the later effect of the message takes its place.
+    """Adds what was applied next to a ticket. What an HTTP consumer stored and did not acknowledge comes again, and
+    nothing of its ticket in its lane is between: the later effect of the message takes its place.
     """
-    if found and found[-1].stored and found[-1].fence < effect.fence:
-        before = found[-1]
-        if (before.ticket, before.message_id) == (effect.ticket, effect.message_id):
-            found.pop()
+    for place in range(len(found) - 1, -1, -1):
+        before = found[place]
+        if before.ticket != effect.ticket:
+            break
+        if _lane(before) == _lane(effect):
+            if before.stored and before.message_id == effect.message_id and before.fence < effect.fence:
+                del found[place]
+            break
     found.append(effect)
+
+
+def _lane(effect: Effect) -> tuple[str, str]:
+    """The version and the partition of its message."""
+    version, _, id_ = effect.message_id.rpartition(OF)
+    return version, suffix_of(id_)
 
 
 def states(redis: Redis, *, several: bool) -> dict[str, dict[str, Any]]:

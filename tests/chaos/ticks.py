@@ -47,8 +47,8 @@ class Ticks:
         self._redis = redis
         self._where = where
         self._last: dict[str, str] = {}
-        #: (Version, message id) -> ticket, and time of the tick in ms.
-        self._known: dict[tuple[str, str], tuple[str, int]] = {}
+        #: (Version, generation of the layout, ticket, id in its stream) -> time of the tick in ms.
+        self._known: dict[tuple[str, int, str, str], int] = {}
 
     def look(self) -> None:
         """Notes what came since the last look. Raises redis errors."""
@@ -58,7 +58,7 @@ class Ticks:
                 self._last[stream] = id_
                 if is_tick(fields):
                     payload = json.loads(fields["payload"])
-                    self._known[payload.get("v", ""), id_ + suffix] = (fields["ticket_id"], place_of(payload))
+                    self._note(payload.get("v", ""), id_ + suffix, fields["ticket_id"], place_of(payload))
 
     def learn(self, rows: Iterable[Effect | Execution]) -> None:
         """Notes what has left a trace: its entry may have gone between two looks."""
@@ -66,12 +66,15 @@ class Ticks:
             ticket = row.ticket.rpartition("/")[2]
             if ticket in TICKETS:
                 version, _, id_ = row.message_id.rpartition(OF)
-                self._known[version, id_] = (ticket, row.n)
+                self._note(version, id_, ticket, row.n)
+
+    def _note(self, version: str, id_: str, ticket: str, at_ms: int) -> None:
+        self._known[version, generation_of(id_), ticket, stream_id(id_)] = at_ms
 
     @property
     def newest_ms(self) -> int:
         """The time of the newest tick that is known."""
-        return max((at for _, at in self._known.values()), default=0)
+        return max(self._known.values(), default=0)
 
     @property
     def count(self) -> int:
@@ -81,11 +84,9 @@ class Ticks:
     def messages(self) -> list[Message]:
         """What was pushed."""
         found = []
-        for (version, id_), (ticket, at) in self._known.items():
-            own = stream_id(id_)
-            pushed_ns = int(own.partition("-")[0]) * 1_000_000
-            facts = (own, ticket, at, False, pushed_ns, KINDS[0], version, generation_of(id_))
-            found.append(Message(*facts))
+        for (version, generation, ticket, id_), at in self._known.items():
+            pushed_ns = int(id_.partition("-")[0]) * 1_000_000
+            found.append(Message(id_, ticket, at, False, pushed_ns, KINDS[0], version, generation))
         return sorted(found, key=lambda message: message.place)
 
     def check(self) -> list[Violation]:
