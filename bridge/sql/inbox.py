@@ -12,12 +12,13 @@ asks for that in the user's own transaction, and both tables change with it or n
 from __future__ import annotations
 
 from datetime import datetime
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.routing.errors import StaleFence
+from bridge.routing.errors import ConfigurationError, StaleFence
 
 try:
-    from sqlalchemy import BigInteger, Column, DateTime, MetaData, String, Table, delete, func
+    from sqlalchemy import BigInteger, Column, Connection, DateTime, MetaData, String, Table, delete, func
     from sqlalchemy.dialects.postgresql import insert
 except ImportError as error:  # pragma: no cover
     needs = "bridge.sql needs SQLAlchemy and psycopg: pip install 'ticket-bridge[sql]'"
@@ -66,7 +67,10 @@ class Inbox:
         )
 
     def create(self, engine: Any) -> None:
-        """Creates the tables that do not exist. ``engine``: an engine or a connection."""
+        """Creates the tables that do not exist. ``engine``: an engine or a connection. Raises `ConfigurationError` for
+        another database than PostgreSQL.
+        """
+        _require_postgresql(engine)
         self.metadata.create_all(engine, tables=[self._fences, self._inbox])
 
     def first(self, connection: Executes, ticket: TicketContext | None) -> bool:
@@ -76,17 +80,22 @@ class Inbox:
 
         Args:
             connection: A connection or a session; its transaction carries the effects, too.
-            ticket: ``self.ticket``. None, as when the task is called without the bridge: nothing is compared, so True.
+            ticket: ``self.ticket``. Nothing is compared, so True, when it is None, as in a task that is called without
+                the bridge, and when it is that of a plain call (``task.run``), which is no message.
 
         Raises:
+            ConfigurationError: There can be no such transaction: autocommit, another database than PostgreSQL, or what
+                is no connection or session.
             StaleFence: The ticket was taken over meanwhile. The transaction must be rolled back, as it is when the
                 error leaves its block.
         """
-        if ticket is None:
+        if ticket is None or not ticket.pushed:
+            # The fence of a plain call is of this machine's clock, and two calls may have one id.
             return True
-        subscription = ticket.subscription
-        stream = ticket.lane.stream if ticket.lane is not None else ""
-        fence = insert(self._fences).values(subscription=subscription, ticket=ticket.id, fence=ticket.fence)
+        subscription = storable(ticket.subscription)
+        stream = storable(ticket.lane.stream) if ticket.lane is not None else ""
+        fence = insert(self._fences).values(subscription=subscription, ticket=storable(ticket.id), fence=ticket.fence)
+        _require_transaction(connection, fence)
         kept = fence.on_conflict_do_update(
             index_elements=["subscription", "ticket"],
             set_={"fence": fence.excluded.fence},
@@ -104,3 +113,33 @@ class Inbox:
         What is deleted must be settled: no message that old may still be undone, dead or replayed.
         """
         return int(connection.execute(delete(self._inbox).where(self._inbox.c.at < before)).rowcount)
+
+
+def storable(text: str) -> str:
+    """``text`` as PostgreSQL can store it: without NUL. No two texts become one."""
+    return text.replace("\\", "\\\\").replace("\0", "\\0")
+
+
+def _require_transaction(given: Any, statement: Executable) -> None:
+    """Raises `ConfigurationError` where effects would not be committed together with what ``statement`` writes."""
+    connection = given
+    if not isinstance(given, Connection):
+        # A session, also one that is scoped. It may have several databases, and the statement says which.
+        connect = getattr(type(given), "connection", None)
+        if not callable(connect) or iscoroutinefunction(connect):
+            raise ConfigurationError(
+                "Inbox.first takes a connection or a session of SQLAlchemy (of an AsyncSession: "
+                f"await session.run_sync(inbox.first, self.ticket)), not {type(given).__name__}"
+            )
+        connection = given.connection(bind_arguments={"clause": statement})
+    _require_postgresql(connection)
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        raise ConfigurationError(
+            "the connection is in autocommit: the id of the message would be stored although its effects may fail; "
+            "give Inbox.first a connection with a transaction"
+        )
+
+
+def _require_postgresql(engine: Any) -> None:
+    if engine.dialect.name != "postgresql":
+        raise ConfigurationError(f"the inbox is for PostgreSQL, and the database is {engine.dialect.name}")

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis import Redis
 from sqlalchemy import Engine, MetaData, create_engine, inspect, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from bridge import StaleFence, sql
+from bridge import ConfigurationError, StaleFence, sql
 from bridge.app.context import TicketContext
+from bridge.app.eager import CalledTicket
 from bridge.routing.keys import LaneKeys
 from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing import handle
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
+from tests.calibration.mutation import Mutation, mutated
+from tests.calibration.sql_mutations import FILE, SQL_MUTATIONS
 from tests.integration.lanes import QUICK
 from tests.integration.postgres import Postgres
 
@@ -66,6 +75,138 @@ def lines(engine: Engine, ticket: str = "T1") -> list[int]:
     with engine.begin() as connection:
         found = connection.execute(text("SELECT n FROM account WHERE ticket = :t ORDER BY line"), {"t": ticket})
         return list(found.scalars())
+
+
+#: An execution: ticket, number of its message, fence, and whether the task raises before the commit.
+Execution = tuple[str, int, int, bool]
+#: Tickets with what PostgreSQL cannot store, and what could be taken for it.
+TICKETS = ("T1", "\0", "\\0", "\\\0")
+
+
+class Raised(Exception):
+    """The task failed within its transaction."""
+
+
+def follow(inbox: Any, engine: Engine, executions: Iterable[Execution]) -> None:
+    """Handles messages as workers would, and compares each end with a model of what the inbox promises."""
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE account, bridge_inbox, bridge_fences"))
+    fences: dict[str, int] = {}
+    done: set[tuple[str, int]] = set()
+    added: list[int] = []
+    for ticket, n, fence, raises in executions:
+        is_stale = fence < fences.get(ticket, 0)
+        is_first = (ticket, n) not in done
+        ended: object = None
+        try:
+            with engine.begin() as connection:
+                # Messages of two tickets have two ids.
+                ended = inbox.first(connection, message(f"{n}-{TICKETS.index(ticket)}", fence, ticket))
+                if ended:
+                    connection.execute(text("INSERT INTO account (ticket, n) VALUES ('T1', :n)"), {"n": n})
+                if raises:
+                    raise Raised
+        except StaleFence:
+            ended = StaleFence
+        except Raised:
+            pass
+        assert ended is (StaleFence if is_stale else is_first)
+        if not is_stale and not raises:
+            fences[ticket] = fence
+            if is_first:
+                done.add((ticket, n))
+                added.append(n)
+        assert lines(engine) == added
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(TICKETS), st.integers(1, 3), st.integers(1, 6), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_sequence_of_executions_is_done_once_and_under_growing_fences(
+    engine: Engine, executions: list[Execution]
+) -> None:
+    follow(sql.Inbox(), engine, executions)
+
+
+def with_autocommit(inbox: Any, engine: Engine) -> None:
+    """The id would stay although the task fails."""
+    connecting = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with connecting as connection, pytest.raises(ConfigurationError, match="autocommit"):
+        inbox.first(connection, message("9-0", 10, "T9"))
+
+
+@pytest.mark.parametrize("mutation", SQL_MUTATIONS, ids=lambda one: one.name)
+def test_each_defect_of_the_inbox_is_noticed(mutation: Mutation, engine: Engine) -> None:
+    broken = ModuleType("broken")
+    exec(compile(mutated(mutation)[FILE], FILE, "exec"), broken.__dict__)
+    executions = [
+        ("T1", 1, 10, False),
+        ("T1", 1, 11, False),
+        ("T1", 2, 9, False),
+        ("T1", 2, 12, True),
+        ("T1", 2, 13, False),
+        ("T1", 3, 12, False),
+        ("\0", 1, 20, False),
+        ("\\0", 1, 15, False),
+    ]
+
+    def judge(inbox: Any) -> None:
+        follow(inbox, engine, executions)
+        with_autocommit(inbox, engine)
+
+    judge(sql.Inbox())
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        judge(broken.Inbox())
+
+
+def test_the_page_of_calibration_names_each_defect() -> None:
+    page = (PAGE.parents[1] / "explanation" / "calibration.md").read_text()
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| the inbox |")]
+    assert [(name.strip(), test.strip(" `")) for _, name, test in rows] == [
+        (mutation.name, mutation.caught_by[0]) for mutation in SQL_MUTATIONS
+    ]
+
+
+def test_sessions_carry_the_transaction_too(engine: Engine, postgres: Postgres) -> None:
+    ticket = message("1-0", 10)
+    with Session(engine) as session, session.begin():
+        assert sql.Inbox().first(session, ticket)
+    scoped = scoped_session(sessionmaker(engine))
+    assert not sql.Inbox().first(scoped, ticket)
+    scoped.remove()
+
+    async def in_asyncio() -> bool:
+        made = create_async_engine(postgres.url)
+        async with AsyncSession(made) as session, session.begin():
+            with pytest.raises(ConfigurationError, match="run_sync"):
+                sql.Inbox().first(session, ticket)
+            found = await session.run_sync(sql.Inbox().first, message("2-0", 11))
+        await made.dispose()
+        return found
+
+    assert asyncio.run(in_asyncio())
+
+
+def test_what_has_no_transaction_is_refused(engine: Engine) -> None:
+    inbox, ticket = sql.Inbox(), message("1-0", 10)
+    for wrong in (engine, "postgresql://", None):
+        with pytest.raises(ConfigurationError, match="takes a connection or a session"):
+            inbox.first(wrong, ticket)  # type: ignore[arg-type]
+    other = create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="for PostgreSQL, and the database is sqlite"):
+        inbox.create(other)
+    with other.begin() as connection, pytest.raises(ConfigurationError, match="the database is sqlite"):
+        inbox.first(connection, ticket)
+    always = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with Session(always) as session, pytest.raises(ConfigurationError, match="autocommit"):
+        inbox.first(session, ticket)
+    always.dispose()
+    assert add(engine, ticket, 1)
 
 
 def test_a_message_is_done_once_under_whichever_fence_it_comes_again(engine: Engine) -> None:
@@ -127,6 +268,11 @@ def test_subscriptions_tickets_and_streams_are_apart(engine: Engine) -> None:
 def test_a_call_without_the_bridge_is_always_the_first(engine: Engine) -> None:
     assert add(engine, None, 1)
     assert add(engine, None, 1)
+    # A plain call is no message: two of one millisecond have one id, and its fence is of this machine's clock.
+    called = CalledTicket("T1", "1-0", 1, 1 << 59, 5, lambda _: None, lambda: True)
+    assert add(engine, called, 1)
+    assert add(engine, called, 1)
+    assert add(engine, message("1-0", 10), 1)
 
 
 def test_old_ids_can_be_forgotten_and_fences_stay(engine: Engine) -> None:
