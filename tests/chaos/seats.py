@@ -17,6 +17,7 @@ from bridge.testing.nodes.process import ProcessNode
 from tests.chaos.facts import Freeze, Notes
 from tests.chaos.ledger import now_ns
 from tests.chaos.recording import WATCHER
+from tests.integration.http.port_processes import port_processes
 
 #: Seconds that a node which was asked to stop may take, before it is ended by force. Celery's pool processes may wait
 #: up to 30 s for results that nobody reads after a lost connection.
@@ -146,13 +147,14 @@ class Seat:
 
     def kill_port(self, which: float) -> bool:
         """SIGKILL to the keeper of a master's port, to the process that serves, or to both. Whether they were there."""
-        keepers = [child for child in self.node.children() if child.children()]
-        serving = [child for keeper in keepers for child in keeper.children()]
-        found = [keepers, serving, keepers + serving][int(3 * which)]
-        for process in found:
+        found = port_processes(self.node)
+        if found is None:
+            return False
+        struck = [[found.keeper], [found.serving], [found.keeper, found.serving]][int(3 * which)]
+        for process in struck:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        return bool(found)
+        return True
 
     def cut_off(self, for_s: float) -> None:
         """Its line to the server carries nothing for a while; `tick` mends it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +22,7 @@ from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
 from tests.integration.http.http_port import Port, app_of, port_of, secret_of, token_file
+from tests.integration.http.port_processes import PortProcesses, port_processes
 from tests.integration.lanes import APP
 
 
@@ -49,32 +52,45 @@ def test_an_address_that_a_killed_master_still_has_is_tried_again(monkeypatch: p
         assert bound.getsockname()[1] == address.port
 
 
-def test_a_process_of_the_port_that_is_killed_is_started_again_and_all_end_with_their_master(nodes: NodeYard) -> None:
+def test_processes_of_the_port_that_are_killed_are_started_again_and_all_end_with_their_master(nodes: NodeYard) -> None:
     port = Port(free_port())
     master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port.number}"), ready_text="leading")
 
-    def serving() -> psutil.Process:
-        """The keeper's child."""
-        [keeper] = psutil.Process(master.pid).children()
-        [found] = keeper.children()
-        return found
-
-    def answers() -> bool:
+    def whole_without(gone: set[psutil.Process]) -> PortProcesses | None:
+        """The processes, when they are complete, none is one of ``gone``, and the port answers."""
+        found = port_processes(master)
         try:
-            return port.get("/api/health").status == 200
+            return found if found and not gone & {*found} and port.get("/api/health").status == 200 else None
         except OSError:
-            return False
+            return None
 
-    wait_until(answers, description="the port to answer")
-    first = serving()
-    first.kill()
-    wait_until(lambda: answers() and serving().pid != first.pid, description="another process to answer")
+    family = wait_until(lambda: whole_without(set()), description="the port to answer")
+    assert family is not None
+    for kinds in ({"keeper"}, {"serving"}, {"spare"}, {"keeper", "serving"}):
+        struck = {process for kind, process in family._asdict().items() if kind in kinds}
+        for process in struck:
+            process.kill()
+        family = wait_until(partial(whole_without, struck), description=f"others than the {kinds} to be there")
+        assert family is not None
     assert "the process of the HTTP port ended; it is started again" in master.logs()
-    family = psutil.Process(master.pid).children(recursive=True)
+    assert master.logs().count("the keeper of the HTTP port ended; another one takes its place") == 2
     master.kill_main()
-    assert not psutil.wait_procs(family, timeout=20)[1]
+    assert not psutil.wait_procs([*family], timeout=20)[1]
     with pytest.raises(ConnectionRefusedError):
         port.get("/api/health")
+
+
+def test_a_master_whose_port_is_gone_for_good_says_so_once_and_ends_in_order(nodes: NodeYard) -> None:
+    port = Port(free_port())
+    master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port.number}"), ready_text="leading")
+    family = wait_until(lambda: port_processes(master), description="the processes of the port")
+    assert family is not None
+    os.killpg(family.keeper.pid, signal.SIGKILL)
+    said = "all processes of the HTTP port were ended"
+    wait_until(lambda: said in master.logs(), description="the master to say it")
+    master.send(signal.SIGHUP)
+    assert master.terminate() == 0
+    assert master.logs().count(said) == 1
 
 
 def test_it_speaks_tls(valkey: EmbeddedServer, tmp_path: Path, authority: trustme.CA) -> None:
