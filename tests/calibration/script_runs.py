@@ -1,7 +1,8 @@
 """Runs tests of the scripts, once unchanged and once for each mutation of a script. Prints a line of JSON for each run.
 
-In one process for all, since starting one takes longer than the tests: ``python -m tests.calibration.script_runs``. A
-mutated script is put into the place of the one that the product loaded; no file is changed.
+In one session of pytest for all, since starting one takes longer than the tests: ``python -m
+tests.calibration.script_runs``. A mutated script is put into the place of the one that the product loaded; no file is
+changed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from bridge.routing.scripts import Script, with_shared
 from bridge.testing.nodes.process import ROOT
@@ -30,27 +33,22 @@ def node_of(mutation: Mutation) -> str:
     return f"{mutation.scenario}::{mutation.caught_by[0]}"
 
 
-class _Reports:
-    """A pytest plugin that keeps what failed and what passed."""
-
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-        self.passed: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed.append(report.nodeid)
-        elif report.when == "call" and report.passed:
-            self.passed.append(report.nodeid)
+def _scripts() -> dict[str, list[Script]]:
+    """All that the product has loaded, by their names."""
+    # The collection of tests freezes the objects that exist then, which hides them.
+    gc.unfreeze()
+    found: dict[str, list[Script]] = {}
+    for one in gc.get_objects():
+        if type(one) is Script:
+            found.setdefault(one.name, []).append(one)
+    gc.freeze()
+    return found
 
 
 @contextlib.contextmanager
-def _in_place(mutation: Mutation) -> Iterator[None]:
+def _in_place(mutation: Mutation, scripts: Mapping[str, Sequence[Script]]) -> Iterator[None]:
     for file, text in mutated(mutation).items():
-        name = file.rpartition("/")[2].removesuffix(".lua")
-        # The tests' collection freezes the objects that exist then, which hides them.
-        gc.unfreeze()
-        [script] = [one for one in gc.get_objects() if type(one) is Script and one.name == name]
+        [script] = scripts[file.rpartition("/")[2].removesuffix(".lua")]
         before = dict(vars(script))
         script.text = with_shared(text)
         script.sha = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
@@ -60,30 +58,54 @@ def _in_place(mutation: Mutation) -> Iterator[None]:
             vars(script).update(before)
 
 
-def _run(name: str, nodes: list[str]) -> None:
-    reports = _Reports()
-    shown = io.StringIO()
-    # On one server: on the other they run among the tests of the scripts.
-    # Nor with a look for what was not closed: it takes as long as the test, and they have it there, too.
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--tb=short", "-k", "not redis"]
-    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
-        code = pytest.main([*options, *nodes], plugins=[reports])
-    line = {
-        "name": name,
-        "code": int(code),
-        "failed": reports.failed,
-        "passed": len(reports.passed),
-        "shown": shown.getvalue()[-3000:],
-    }
-    print(json.dumps(line), flush=True)
+class _Runs:
+    """A pytest plugin that runs the tests of each mutation, instead of all tests once."""
+
+    def __init__(self) -> None:
+        #: What came of each, in the form that is printed.
+        self.lines: list[dict[str, Any]] = []
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        scripts = _scripts()
+        self._run(AS_IT_IS, session.items)
+        for mutation in SCRIPT_MUTATIONS:
+            node = node_of(mutation)
+            items = [item for item in session.items if item.nodeid == node or item.nodeid.startswith(f"{node}[")]
+            with _in_place(mutation, scripts):
+                self._run(f"{mutation.breaks} {mutation.name}", items)
+        return True
+
+    def _run(self, name: str, items: Sequence[pytest.Item]) -> None:
+        """Until the first one fails."""
+        failed: list[str] = []
+        passed, shown = 0, ""
+        for item in items:
+            # Behind each test only what is there for the whole session stays.
+            reports = runtestprotocol(item, log=False, nextitem=item.session)  # type: ignore[arg-type]
+            passed += all(report.passed for report in reports)
+            failed += [report.nodeid for report in reports if report.failed]
+            if failed:
+                shown = "\n".join(report.longreprtext for report in reports if report.failed)
+                break
+        # As pytest's own: 1 where a test failed, 5 where there was none.
+        code = 1 if failed else 0 if items else 5
+        self.lines.append({"name": name, "code": code, "failed": failed, "passed": passed, "shown": shown[-3000:]})
 
 
 def main() -> None:
     """Everything that was found."""
-    _run(AS_IT_IS, list(dict.fromkeys(map(node_of, SCRIPT_MUTATIONS))))
-    for mutation in SCRIPT_MUTATIONS:
-        with _in_place(mutation):
-            _run(f"{mutation.breaks} {mutation.name}", [node_of(mutation)])
+    runs = _Runs()
+    shown = io.StringIO()
+    # On one server: on the other they run among the tests of the scripts.
+    # Nor with a look for what was not closed: it takes as long as the test, and they have it there, too.
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--tb=short", "-k", "not redis"]
+    nodes = list(dict.fromkeys(map(node_of, SCRIPT_MUTATIONS)))
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        pytest.main([*options, *nodes], plugins=[runs])
+    if not runs.lines:
+        sys.exit(shown.getvalue()[-3000:])
+    for line in runs.lines:
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":

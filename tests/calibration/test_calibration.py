@@ -42,6 +42,8 @@ def marked(long: bool) -> Any:
 #: Plays of one mutation at most, where only a look has missed it: what lasts for ms, looks a few times a second may not
 #: meet. All other detectors have whatever happened, and must find it in the first that came to its end.
 PLAYS = 3
+#: The scenario that also runs unchanged from a copy, as all mutations do.
+FROM_A_COPY = "steady"
 #: The finding that a scenario did not come to its end.
 STUCK = ("scenario", "stuck")
 
@@ -50,7 +52,9 @@ STUCK = ("scenario", "stuck")
 
 def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -> list[Finding]:
     """What the detectors find in one run of the scenario."""
-    copy = product(folder / "product", mutation)
+    # From the checkout itself, processes start for half of the processor time: they are forked with its modules.
+    in_place = mutation is None and scenario != FROM_A_COPY
+    copy = ROOT if in_place else product(folder / "product", mutation)
     wanted = mutation.caught_by if mutation else ()
     clock = SettableClock(folder, "server") if scenario in SETS_THE_CLOCK else None
     with Stage(folder, binary, copy, wanted, clock, SUBSCRIBED.get(scenario, ONE)) as stage:
