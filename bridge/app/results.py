@@ -143,6 +143,11 @@ def _with_lane_names(backend: Any) -> Any:
     return backend
 
 
+def has_lane_names(backend: Any, cls: type) -> bool:
+    """Whether ``backend`` is one of the class ``cls`` itself, changed by `keep_results_apart` and nothing else."""
+    return type(backend).__bases__ == (_KeyValueLaneNames, cls)
+
+
 @cache
 def _class_with_lane_names(cls: type) -> type:
     part = _KeyValueLaneNames if issubclass(cls, BaseKeyValueStoreBackend) else _OtherLaneNames

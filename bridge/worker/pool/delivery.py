@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bridge.app.context import TicketContext
     from bridge.protocol.headers import OwnRules
     from bridge.routing.records import LostAttempt
+    from bridge.worker.pool.results import Unstored
     from bridge.worker.pool.states import State
 
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
@@ -46,6 +47,7 @@ class Delivery:
         "state",
         "task",
         "ticket",
+        "unstored",
     )
 
     def __init__(
@@ -73,6 +75,8 @@ class Delivery:
         self.context: TicketContext | None = None
         #: The ticket's state; None: it must be read, or the task has none.
         self.state: State | None = None
+        #: Its result, if that is stored with the others of its round; None: it has none, or it is stored.
+        self.unstored: Unstored | None = None
         self.service_ms = 0.0
         #: When it started, Unix time in us; 0: not started.
         self.started_us = 0

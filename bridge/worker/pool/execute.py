@@ -57,6 +57,7 @@ from bridge.worker.pool.delivery import (
     revoked,
     unwrapped,
 )
+from bridge.worker.pool.results import store
 from bridge.worker.pool.states import LeaseOver, States
 
 if TYPE_CHECKING:
@@ -167,23 +168,24 @@ class Execution:
             context.deadline = time.monotonic() + own.timeout_ms / 1000
         delivery.started_us = context.started_us = time.time_ns() // 1000
         started = time.perf_counter()
-        info: Any
+        traced: Any
         try:
             traced = light.run(task, delivery, context) if light is not None else None
             if traced is None:
                 wanted = dict(request) if light is None else delivery.request(request, task)
                 wanted["bridge_ticket"] = context
                 traced = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, wanted)
-            result, info, runtime, shown = traced
         except Exception as exc:
-            # It came from Celery's tracer: a result that cannot be stored, or a time limit that struck there. Only this
-            # message fails, and not the others of its bundle.
-            _, result, runtime = failed(exc)
-            info, shown = exc, None
+            traced = _failed_in_tracer(exc)
         if context.lease_was_over:
             delivery.started_us = 0
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
+        return self._end(delivery, context, traced)
+
+    def _end(self, delivery: Delivery, context: TicketContext, traced: Any) -> tuple[Outcome, Traced]:
+        """The outcome of a message that ran, and the result for Celery. ``traced``: what the tracer returned."""
+        result, info, runtime, shown = traced
         if info is None:
             if context.dropped is not None and not context.written:
                 return self._dropped(delivery, context.dropped), (0, shown, runtime)
@@ -250,6 +252,10 @@ class Execution:
         plain = []
         with_effects = []
         refused: dict[int, Traced] = {}
+        # Results first: a caller must not wait for ever because this process died between the two.
+        unstored = [delivery.unstored for delivery, _ in done if delivery.unstored is not None]
+        if unstored and not store(unstored):
+            done = [self._stored_by_celery(incarnation, delivery, outcome, refused) for delivery, outcome in done]
         for delivery, outcome in done:
             context = delivery.context
             if outcome.kind is Kind.DONE and context is not None:
@@ -279,6 +285,24 @@ class Execution:
         if plain:
             self.writer.write(incarnation, plain)
         return refused
+
+    def _stored_by_celery(
+        self, incarnation: str, delivery: Delivery, outcome: Outcome, refused: dict[int, Traced]
+    ) -> tuple[Delivery, Outcome]:
+        """Lets Celery's tracer store a result that could not be stored with the others. That may fail the message."""
+        unstored, delivery.unstored = delivery.unstored, None
+        context = delivery.context
+        if unstored is None or context is None or not self.shared.holds(incarnation):
+            # After the lease the outcome is void, and another worker stores the result.
+            return delivery, outcome
+        try:
+            traced = unstored.trace()
+        except Exception as exc:
+            traced = _failed_in_tracer(exc)
+        outcome, shown = self._end(delivery, context, traced)
+        if shown[0]:
+            refused[delivery.fence] = shown
+        return delivery, outcome
 
     def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnCode, str]]:
         try:
@@ -344,3 +368,11 @@ class Execution:
             request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
             outcome, traced = self.trace(delivery, incarnation, request)
             return self.write(incarnation, [(delivery, outcome)]).get(fence, traced)
+
+
+def _failed_in_tracer(exc: Exception) -> tuple[Any, Any, Any, Any]:
+    """As a tracer's return, for an error that came from Celery's tracer: a result that cannot be stored, or a time
+    limit that struck there. Only this message fails, and not the others of its bundle.
+    """
+    _, result, runtime = failed(exc)
+    return result, exc, runtime, None

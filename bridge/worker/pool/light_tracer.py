@@ -1,10 +1,12 @@
 """Runs a message of a bundle without Celery's tracer, when nothing can notice the difference.
 
 Celery's tracer costs more than everything else that a pool process does for a short task. Most of it serves listeners:
-signals, handlers, results, callbacks. If the task has none of them, `LightTracer` runs the body alone. Only a success
-ends here. Any other end of the body (an exception, a callback that it asked for) goes through Celery's tracer, which
-calls the task again: `bridge.app.handling.enter` then raises or returns what the body did. So all paths but one are
-Celery's own code, in every version.
+signals, handlers, callbacks. If the task has none of them, `LightTracer` runs the body alone. A result for Celery's own
+Redis backend is stored later, with those of its round (`bridge.worker.pool.results`).
+
+Only a success ends here. Any other end of the body (an exception, a callback that it asked for) goes through Celery's
+tracer, which calls the task again: `bridge.app.handling.enter` then raises or returns what the body did. So all paths
+but one are Celery's own code, in every version.
 
 `LightTracer` first looks at the tracer that Celery would use. A library may have replaced or wrapped that tracer, as
 Sentry and New Relic do, and a later version of Celery may do more in it. In both cases Celery's tracer is used.
@@ -24,13 +26,14 @@ from celery import signals
 from celery._state import _task_stack
 from celery.app import trace
 from celery.app.task import Context
-from celery.backends.base import Backend
+from celery.backends.base import Backend, DisabledBackend
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
 from celery.utils.threads import LocalStack
 from kombu.utils.encoding import safe_repr
 
 from bridge.app.handling import enter, handled
+from bridge.worker.pool.results import is_known, store, unstored
 
 if TYPE_CHECKING:
     from bridge.app.context import TicketContext
@@ -91,7 +94,9 @@ class LightTracer:
         except Exception as exc:
             context.came_of_body = (exc, None)
         else:
-            if not (request.callbacks or request.chain or request.chord):
+            if not (request.callbacks or request.chain or request.chord) and (
+                task.ignore_result or _stores_later(task, delivery, context, request, result)
+            ):
                 shown = "None" if result is None else saferepr(result, task.resultrepr_maxsize)
                 runtime = time.monotonic() - started
                 if trace.logger.isEnabledFor(logging.INFO):
@@ -102,17 +107,39 @@ class LightTracer:
             _task_stack.pop()
             requests.pop()
         # The body may have changed its request, and Celery's tracer takes it over.
-        traced: Traced = task.__trace__(id_, args, kwargs, own)
-        return traced
+        return _traced_by_celery(task, delivery, own)
 
     def _template(self, task: Any) -> dict[str, Any] | None:
         if not is_light(task):
             return None
-        known = {**self._request, "task": task.name, "ignore_result": True}
+        known = {**self._request, "task": task.name, "ignore_result": bool(task.ignore_result)}
         # With the names that differ between messages: so Celery sees the same names as in a whole request.
         request = Context({**known, "id": "", "bridge_ticket": None}, args=(), called_directly=False, kwargs={})
         made: dict[str, Any] = vars(request)
         return made if made["headers"] == {"bridge_ticket": None} else None
+
+
+def _traced_by_celery(task: Any, delivery: Delivery, own: dict[str, Any]) -> Traced:
+    traced: Traced = task.__trace__(delivery.message_id, delivery.args, delivery.kwargs, own)
+    return traced
+
+
+def _stores_later(task: Any, delivery: Delivery, context: TicketContext, request: Context, result: Any) -> bool:
+    """Keeps the result, to be stored with the others of its round. Returns False if Celery must store it."""
+    backend = task.backend
+    if type(backend) is DisabledBackend:
+        return True
+
+    def trace_again() -> Traced:
+        context.came_of_body = (None, result)
+        return _traced_by_celery(task, delivery, vars(request))
+
+    kept = unstored(backend, request, result, trace_again)
+    if kept is not None and context.written:
+        # Its success is written already. If this process died now, nobody would store the result.
+        return store([kept])
+    delivery.unstored = kept
+    return kept is not None
 
 
 def is_light(task: Any) -> bool:
@@ -132,7 +159,7 @@ def is_light(task: Any) -> bool:
         and not built.get("deduplicate_successful_tasks", True)
         and _is_bases(built.get("loader_task_init"), BaseLoader.on_task_init)
         and _is_bases(built.get("loader_cleanup"), BaseLoader.on_process_cleanup)
-        and bool(task.ignore_result)
+        and (bool(task.ignore_result) or (not task.track_started and is_known(task.backend)))
         # A `__call__` of the task itself, or of its classes, must be called.
         and type(task).__call__ is enter
         and task._calls_run
