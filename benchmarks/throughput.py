@@ -43,6 +43,7 @@ PEERS = {
 PRICED = {
     **PEERS,
     "events": "the bridge, task events on",
+    "results": "the bridge, results kept in Redis",
     "bare": "the bridge, history off",
     "bare_singles": "the bridge, bundles and history off",
     "audited": "the bridge, and an audit that follows",
@@ -66,6 +67,7 @@ BRIDGED: dict[str, tuple[bool, bool]] = {
     "bare_singles": (False, False),
     "audited": (True, True),
     "events": (True, True),
+    "results": (True, True),
     "keyed": (True, True),
 }
 
@@ -93,7 +95,9 @@ LOADS = {
         {
             "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000, "events": 80_000,
             "bare": 80_000, "bare_singles": 8_000, "audited": 80_000, "queues": 8_000, "groupmq": 40_000,
+            "results": 40_000,
         },
+        tasks={"results": "noop_with_result"},
     ),
     "eight": Load(
         "nap", 8, 2, 4, {"plain": 4_000, "lock": 800, "bundles": 4_000, "singles": 4_000}, ideal=800.0
@@ -130,6 +134,8 @@ def _bridge(load: Load, variant: str, count: int) -> Metrics:
             stack.environment_more[HISTORY] = "0"
         if variant == "events":
             stack.environment_more["BENCHMARK_CONF"] = json.dumps({"worker_send_task_events": True})
+        if variant == "results":
+            stack.environment_more["BENCHMARK_CONF"] = json.dumps({"result_backend": stack.server.url})
         stack.start_workers(load.workers, load.concurrency)
         push(stack.server.url, load.tasks.get(variant, load.task), items(count, load.tickets))
         stack.start_master()

@@ -32,6 +32,8 @@ for body in TASKS:
     app.task(name=body.__name__, ignore_result=True)(body)
 
 
+app.task(name="noop_with_result")(noop)
+
 client = redis.Redis.from_url(os.environ[URL], decode_responses=True)
 
 
