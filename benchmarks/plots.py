@@ -23,7 +23,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where ``value`` lies, from 0 to 1; what is beyond an end lies at it."""
+        """Where ``value`` lies on the axis, from 0 to 1. A value beyond an end is placed at that end."""
         low, high = self.ticks[0], self.ticks[-1]
         value = min(max(value, low), high)
         if self.log:
@@ -54,7 +54,7 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Line], marks: Sequence[
 
 
 def bars(title: str, y: Axis, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """A group of bars for each name, a bar of it for each series; each bar has its figure above it."""
+    """For each name a group of bars, one bar for each series. Above each bar is its figure."""
     parts = [_frame(title, None, y)]
     room = (WIDTH - LEFT - RIGHT) / len(groups)
     width = 0.8 * room / len(series)

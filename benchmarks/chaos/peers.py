@@ -44,13 +44,13 @@ class Peer:
     parts: Callable[[], list[Part]]
     producer: Callable[[Stack], Push]
     environment: dict[str, str] = field(default_factory=dict)
-    #: The package from npm that must be there.
+    #: The package from npm that it needs.
     package: str = ""
-    #: The package from PyPI that must be there.
+    #: The package from PyPI that it needs.
     extra: str = ""
 
     def version(self) -> str:
-        """That of what must be there; empty: nothing must. Raises `NotInstalled`."""
+        """The version of the package that the peer needs; empty: it needs none. Raises `NotInstalled`."""
         if self.package:
             return f"{self.title} {node_version(self.package)}"
         if self.extra:

@@ -4,7 +4,7 @@ In eager mode a push runs its task at once, in this process. Its effects are rec
 of a lane holds: the messages of a ticket succeed in the order of their pushes, one at a time. So a message that a
 task pushes is handled after that task. A message that fails comes again at once, without backoff, until its last
 attempt. One that its task refuses without a charge (`bridge.Nack`) comes again `UNCHARGED_MAX` times at most: nothing
-would end it here. Nobody waits for a delayed message: when no other message is left, the one that is due first is
+would end it here. A delayed message is not waited for: when no other message is left, the one that is due first is
 handled, as though its time had come.
 
 ``task.apply(…)`` and ``task.run(…)`` also get a ticket, if their first argument can be a ticket id. These are plain

@@ -20,7 +20,7 @@ def wants(lane: LaneSettings, own: Collection[str]) -> Wants:
 
     def found(fields: Sequence[bytes]) -> bool:
         named = dict(zip(fields[::2], fields[1::2], strict=True))
-        # The default task handles whatever no task of the lane handles.
+        # The default task handles messages that no other task of the lane handles.
         if lane.default_task is None and named.get(b"task") not in tasks:
             return False
         try:

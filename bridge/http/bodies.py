@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON in UTF-8, read strictly. What JSON cannot keep exactly is refused, never changed."""
+"""Bodies of requests: JSON in UTF-8, read strictly. A value that JSON cannot keep exactly is refused."""
 
 from __future__ import annotations
 

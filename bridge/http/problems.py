@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details. Each says what is wrong and what to do, and none shows what is inside."""
+"""Errors as RFC 9457 problem details. Each says what is wrong and what to do, and none shows internals."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def problem_of(exc: BaseException) -> Problem:
-    """The answer for ``exc``, whatever it is."""
+    """The answer for any error."""
     if isinstance(exc, Problem):
         return exc
     if isinstance(exc, RequestValidationError):

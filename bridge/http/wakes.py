@@ -1,6 +1,6 @@
 """Wakes long polls: one connection of a server listens on the lanes' channels, which name consumers with new messages.
 
-It is opened with the first long poll, and closed when there has been none for a while. While it is not there, the polls
+It is opened with the first long poll, and closed when there has been none for a while. Without it, the polls
 look again by themselves (`Wakes.look_again_s`).
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds after which a poll looks again although it heard nothing; and while nothing can be heard.
+#: Seconds after which a poll that heard nothing looks again: with the connection, and without it.
 LOOK_AGAIN_S = 1.0
 DEAF_S = 0.1
-#: Most looks of all polls together in a second that nothing has asked for. Each takes about a millisecond of the
-#: interpreter, which the lanes of this master need. What is sent is heard, and a new connection wakes all polls.
+#: Most looks in a second, of all polls together, that no message on a channel caused. Each takes about a millisecond of
+#: the interpreter, which the lanes of this master need. Such looks are seldom needed: a new connection wakes all polls.
 LOOKS = 20
 #: Seconds without a poll after which the connection is closed.
 IDLE_S = 60.0
@@ -72,7 +72,7 @@ class Wakes:
                     del self._waiting[place]
 
     def look_again_s(self, lanes: Sequence[LaneKeys]) -> float:
-        """After how many seconds a poll should look although it heard nothing. Drawn, so that polls do not meet."""
+        """Seconds until a poll that heard nothing looks again. Random, so that polls do not look all at once."""
         heard = all(lane.dispatched().encode() in self._subscribed for lane in lanes)
         return max(LOOK_AGAIN_S if heard else DEAF_S, self._polls / LOOKS) * random.uniform(0.8, 1.2)
 
@@ -110,7 +110,7 @@ class Wakes:
                     self._subscribed.add(heard["channel"])
                     if len(self._subscribed) == len(self._channels):
                         self._changed.set()
-                        # What was sent before, nobody has said here.
+                        # The connection did not hear what was sent before.
                         self._wake_all()
                 elif heard["type"] == "message":
                     self._wake(heard["channel"], heard["data"])

@@ -113,7 +113,7 @@ class DelayedMessage:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which delayed messages are meant. None: any. ``after_ms`` and ``before_ms``: due in this time, both included."""
+    """Selects delayed messages. None: any. ``after_ms`` and ``before_ms``: due in this time, both included."""
 
     ticket: str | None = None
     task: str | None = None
@@ -123,11 +123,11 @@ class Selection:
 
     @property
     def reads_entries(self) -> bool:
-        """Whether the entries must be read to know which messages are meant."""
+        """Whether the entries must be read to know which messages are selected."""
         return self.ticket is not None or self.task is not None
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Whether the message has the ticket and the task that are meant."""
+        """Whether the message has the ticket and the task of the selection."""
         if self.ticket is not None and message.ticket_id != self.ticket:
             return False
         return self.task is None or message.task == self.task
@@ -139,7 +139,7 @@ def soonest_first(
     selection: Selection,
     on_page: Callable[[int], None] = lambda _read: None,
 ) -> Iterator[DelayedMessage]:
-    """The messages that are meant, over the lanes of all partitions, in the order in which they are due.
+    """The selected messages, over the lanes of all partitions, in the order in which they are due.
 
     ``on_page`` is called with the number of messages of each page that was read. Raises redis errors.
     """
@@ -151,7 +151,7 @@ def soonest_first(
 
 
 def read_page(redis: Redis, lanes: Sequence[AppLane], selection: Selection, limit: int) -> Page[DelayedMessage]:
-    """The first ``limit`` messages that are meant, in the order in which they are due. Raises redis errors."""
+    """The first ``limit`` selected messages, in the order in which they are due. Raises redis errors."""
     # The page tests ticket and task, so that it counts all messages that are read for them.
     source = soonest_first(redis, lanes, replace(selection, ticket=None, task=None))
     return page_of(source, limit, selection.matches)

@@ -1,6 +1,6 @@
-"""What is read of the partitions of a stream, as one: consumers, and ids that name their partition. No I/O.
+"""Joins what was read from the partitions of a stream: consumers, and ids that name their partition. No I/O.
 
-A stream that is not split has one lane, and everything here gives back what it got.
+A stream that is not split has one lane. Then each function returns what it was given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Retires a stream: deletes it with all keys of its lanes, once nothing of it is undone and nobody uses it.
 
 The lanes are those of all its consumer groups, of all apps, also when the stream was deleted by hand. A note replaces
-the stream's layout (`bridge.routing.layouts.Retired`). Each push compares the layout, so
-producers are refused from then on. The order of the steps:
+the stream's layout (`bridge.routing.layouts.Retired`). Each push compares the layout, so producers are refused from
+then on. The order of the steps:
 
 1. All streams (one for each partition) are checked.
 2. The note is written. No producer adds a message after that.

@@ -7,7 +7,7 @@ An entry of the outcome stream carries a JSON array of them (`bridge.protocol.ou
     [message id, fence, "S", service ms, started us, reason, "", null, "X"]                dropped
 
 A newer version may append members. They are ignored. So a leader of an older version takes a dropped message as done:
-the ninth member is the exact kind for who knows it. The kind "N" is unknown to a leader of an older version: it leaves
+it does not read the ninth member, the exact kind. The kind "N" is unknown to a leader of an older version: it leaves
 the outcome in the stream, and sends the message again as one that was lost on the way, until a newer leader reads it.
 
 ``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
@@ -47,9 +47,9 @@ class Kind(Enum):
     INTERRUPTED = "I"
     #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
     ROLLBACK_FAILED = "U"
-    #: It asked never to come again (`bridge.Dead`, `Reject`, a revoked task, a task that the worker does not know).
+    #: Its task gave it up (`bridge.Dead`, `Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
-    #: It asked to come again, and not to be charged (`bridge.Nack` with ``charge=False``).
+    #: Its task asked that it comes again, and is not charged (`bridge.Nack` with ``charge=False``).
     NACKED = "N"
     #: It is done, and was not handled (`bridge.Drop`): its effects are not applied. ``error`` is the reason.
     DROPPED = "X"

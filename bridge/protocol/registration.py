@@ -7,7 +7,7 @@
 | ``lease_ms`` | the length of its lease |
 | ``leaving`` | there when it shuts down |
 | ``kind`` | ``http`` of a consumer that came over HTTP (`HTTP`); a Celery worker has none |
-| ``health_url`` | what the master may ask whether an HTTP consumer lives; not there without |
+| ``health_url`` | the URL at which a master may ask whether an HTTP consumer lives; missing if there is none |
 | ``tasks`` | names of the tasks that it can run here, sorted |
 | ``queues`` | Celery queues that it consumes, without its own one |
 | ``elsewhere`` | task -> Celery queue: tasks that it knows, and that are meant for consumers of another queue |

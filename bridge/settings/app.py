@@ -168,7 +168,7 @@ NAMES = (*(name for name in Settings.model_fields if name != "lane"), *LaneSetti
 
 
 def read_settings(app: Celery) -> Settings:
-    """The settings of ``app``. Raises `ConfigurationError`, one line, for whatever cannot work."""
+    """The settings of ``app``. Raises `ConfigurationError`, one line, for settings that cannot work."""
     found = given_settings(app, NAMES)
     given: dict[str, Any] = {"redis_url": "", "lane": {}}
     subscriptions = found.pop("subscriptions", ("", {}))[1]

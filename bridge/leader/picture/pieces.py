@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: How many consumers must end while a message may be running before that message is a suspect. A single one proves
 #: nothing: any machine may fail.
 SUSPECT_AFTER = 2
-#: Longest time in ms that a suspect waits when other lanes had work at its consumer. How long is drawn: so suspects of
-#: two lanes do not meet each time.
+#: Longest time in ms that a suspect waits when other lanes had work at its consumer. The time is random, so that
+#: suspects of two lanes do not meet each time.
 APART_MS = 500
 #: A value in ms that is larger than any lease: the lease was not looked at yet.
 LEASE_UNSEEN = 2**53
@@ -115,7 +115,7 @@ class Ticket:
         self.park_reason: str | None = None
         #: The ticket is parked: its messages are pending under a name of their own, and none is in memory.
         self.parked = False
-        #: A place that no message that is pending under that name comes before; None: none is.
+        #: The first place that a message which is pending under that name may have; None: none is pending.
         self.parked_from: Place | None = None
         #: How many messages are pending under that name.
         self.shelved = 0
