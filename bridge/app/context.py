@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.app.effects import Effects
@@ -143,7 +142,7 @@ class TicketContext:
             raise PayloadError(NO_STATE)
         if isinstance(self._state, PayloadError):
             raise self._state
-        return self._state if self._state_changes is None else MappingProxyType(self._state)
+        return self._state
 
     def give_state(self, key: str, stored: Mapping[bytes, bytes] | PayloadError) -> None:
         """``stored``: the fields of the hash ``key``, or why they cannot be read."""
@@ -159,6 +158,12 @@ class TicketContext:
             self._state_changes = self._state.changes(
                 self._state_key, most_bytes=self.lane.max_state, default_ttl_s=self.lane.state_ttl
             )
+            self._state.end()
+
+    def end_state(self) -> None:
+        """The attempt failed, or the message was refused: nothing is saved, and the state cannot change any more."""
+        if isinstance(self._state, StateDict):
+            self._state.end()
 
     @property
     def saved_state(self) -> Mapping[bytes, bytes] | None:

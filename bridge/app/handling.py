@@ -86,8 +86,10 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             ticket.write_success()
         return result
     except (Ignore, Reject, Retry, StaleFence):
+        ticket.end_state()
         raise
     except Drop as exc:
+        ticket.end_state()
         ticket.dropped = exc
         return None
     except Exception as exc:
@@ -128,12 +130,15 @@ def before_start(self: Any, *args: Any) -> None:
     try:
         super(self._outermost, self).before_start(*args)
     except (Ignore, Reject, Retry):
+        if ticket is not None:
+            ticket.end_state()
         raise
     except Exception as exc:
         if ticket is None or not ticket.pushed:
             raise
         if isinstance(exc, Drop):
             # The body is not run (`enter`).
+            ticket.end_state()
             ticket.dropped = exc
             return
         raise_or_retry(self, ticket, exc)
@@ -141,6 +146,7 @@ def before_start(self: Any, *args: Any) -> None:
 
 def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
     """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt."""
+    ticket.end_state()
     if isinstance(exc, TypeError) and mismatch(task):
         # No further attempt can help.
         ticket.gave_up = True

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -78,6 +78,11 @@ class StateDict(dict[str, Any]):
             raise PayloadError(f"state.ttl takes seconds, more than 0 and at most 100 years, not {seconds!r}")
         self._ttl_ms = max(1, round(seconds * 1000))
 
+    def end(self) -> None:
+        """From now on every change is refused."""
+        # Not a flag: writing to an open state costs no more than writing to a dict.
+        self.__class__ = EndedState
+
     def changes(self, key: str, *, most_bytes: int, default_ttl_s: float | None = None) -> StateChanges:
         """What to write to the hash ``key``. ``default_ttl_s``: its time to live, if `ttl` was not called.
 
@@ -119,6 +124,24 @@ class StateDict(dict[str, Any]):
         if ttl_ms is not None:
             effects.append(_call("PEXPIRE", key, [b"%d" % ttl_ms]) if ttl_ms else _call("PERSIST", key, []))
         return StateChanges(stored, tuple(effects))
+
+
+class EndedState(StateDict):
+    """The state after the task's body: it can be read. What would change it raises `PayloadError`, since it would be
+    lost, also where the task has kept the state.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise PayloadError("the state cannot be changed any more: the task's body has ended")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = ttl = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is nobody's state.
+        return dict, (dict(self),)
 
 
 class StateChanges:
