@@ -23,7 +23,7 @@ MOST = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:-]{0,99}")
 #: Longest interval, in seconds.
 LONGEST_S = 366 * 86_400
-_MINUTE_MS = 60_000
+_DAY_MS = 86_400_000
 
 
 class Scheduled(BaseModel):
@@ -144,7 +144,8 @@ class Crontab:
         kinds = ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")
         self._fields = [str(getattr(of, f"_orig_{kind}")) for kind in kinds]
         self._crontab = crontab(*(getattr(of, f"_orig_{kind}") for kind in kinds))
-        self._crontab.tz = zone
+        # It reckons as if there were no summer time.
+        self._crontab.tz = UTC
         self._crontab.nowfun = lambda: datetime.now(UTC)
         self._zone = zone
 
@@ -155,14 +156,30 @@ class Crontab:
 
     def after(self, at_ms: int) -> int:
         """The first tick after ``at_ms``."""
-        start = at_ms
-        while True:
-            local, delta, _ = self._crontab.remaining_delta(datetime.fromtimestamp(start / 1000, self._zone))
-            found = int((local + delta).timestamp()) * 1000
-            if found > at_ms:
-                return found
-            # In the hour that summer time's end repeats, the next time on the clock may be an earlier moment.
-            start += _MINUTE_MS
+        now = self._clock_at(at_ms)
+        # Times that summer time left out come that much later: those of the last day may be still to come.
+        left_out = now.utcoffset() - self._clock_at(at_ms - _DAY_MS).utcoffset()  # type: ignore[operator]
+        shown = now.replace(tzinfo=None)
+        at = shown - max(left_out, timedelta())
+        found: int | None = None
+        while found is None or at < shown:
+            at = self._next_on_the_clock(at)
+            # Of a time that the end of summer time repeats, this is the first one.
+            tick = int(at.replace(tzinfo=self._zone).timestamp()) * 1000
+            if tick > at_ms and (found is None or tick < found):
+                found = tick
+                # Up to the time that the clock shows then, which is later than ``at`` if that is left out.
+                shown = self._clock_at(tick).replace(tzinfo=None)
+        return found
+
+    def _clock_at(self, at_ms: int) -> datetime:
+        return datetime.fromtimestamp(at_ms / 1000, self._zone)
+
+    def _next_on_the_clock(self, at: datetime) -> datetime:
+        """The first time of the crontab that a clock without summer time shows after ``at``."""
+        last, delta, _ = self._crontab.remaining_delta(at.replace(tzinfo=UTC))
+        following: datetime = last + delta
+        return following.replace(tzinfo=None)
 
     def latest(self, after_ms: int, to_ms: int) -> int | None:
         """The last tick after ``after_ms``, up to ``to_ms``; None: there is none."""

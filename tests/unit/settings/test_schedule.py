@@ -9,6 +9,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery
 from celery.schedules import crontab
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bridge
 from bridge.master.schedule_entries import entries_of
@@ -81,6 +83,49 @@ def test_a_tick_in_the_hour_that_summer_time_leaves_out_or_repeats_comes_once() 
     at = ms("2026-10-24T00:00", BERLIN)
     autumn = [at := times.after(at) for _ in range(3)]
     assert [shown(tick) for tick in autumn] == ["2026-10-24 00:30:00", "2026-10-25 00:30:00", "2026-10-26 01:30:00"]
+
+
+#: Zones, and a moment shortly before their clocks go forward or back: by an hour, half an hour, two hours, a day.
+CHANGES = [
+    ("Europe/Berlin", "2026-03-29T00:30"),
+    ("Europe/Berlin", "2026-10-25T00:30"),
+    ("America/Havana", "2026-03-08T04:30"),
+    ("Australia/Lord_Howe", "2026-04-04T14:30"),
+    ("Australia/Lord_Howe", "2026-10-03T15:00"),
+    ("Antarctica/Troll", "2026-03-29T00:30"),
+    ("Pacific/Chatham", "2026-09-26T13:30"),
+    ("Pacific/Apia", "2011-12-30T09:30"),
+    ("Asia/Tokyo", "2026-03-29T00:30"),
+]
+MINUTES, HOURS = (
+    st.sets(st.integers(0, 59), min_size=1, max_size=4),
+    st.sets(st.integers(0, 23), min_size=1, max_size=4),
+)
+
+
+@given(st.sampled_from(CHANGES), MINUTES, HOURS | HOURS.map(lambda hours: {hour % 4 for hour in hours}))
+@settings(max_examples=60, deadline=None)
+def test_each_time_of_the_clock_comes_once_and_that_much_later_if_it_is_left_out(
+    change: tuple[str, str], minutes: set[int], hours: set[int]
+) -> None:
+    zone = ZoneInfo(change[0])
+    middle = ms(change[1])
+    first, last = middle - 86_400_000, middle + 2 * 86_400_000
+    day = datetime.fromtimestamp(middle / 1000, zone).replace(hour=0, minute=0, second=0, tzinfo=None)
+    clock = [
+        day + timedelta(days=days, hours=hour, minutes=minute)
+        for days in range(-3, 6)
+        for hour in hours
+        for minute in minutes
+    ]
+    # What a zone makes of a time that its clock leaves out is as much later as the clock jumps.
+    wanted = sorted({int(at.replace(tzinfo=zone).timestamp() * 1000) for at in clock})
+    times = Crontab(crontab(minute=minutes, hour=hours), zone)
+    found, at = [], first
+    while (at := times.after(at)) <= last:
+        found.append(at)
+    assert found == [at for at in wanted if first < at <= last]
+    assert times.latest(first, last) == (found[-1] if found else None)
 
 
 def test_the_times_are_in_the_zone_of_the_entry_or_else_of_the_app() -> None:
