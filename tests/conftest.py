@@ -27,12 +27,13 @@ from zlib import crc32
 
 import hypothesis
 import pytest
-from celery import _state
+from celery import _state, shared_task
 from celery.app import builtins
 
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.server_program import find_server_binary
+from bridge.testing.nodes.fork_server import remember_redis_version
 from bridge.testing.nodes.preloaded import read_by_apps
 from tests.spark_java import set_environment
 
@@ -43,6 +44,8 @@ gc.disable()
 # A shell lets background processes ignore Ctrl-C. Their children, to which tests send it, would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+remember_redis_version()
 
 # Before the first Java starts. Processes of tests inherit it.
 set_environment()
@@ -168,9 +171,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 def _unshare_tasks() -> None:
     """Forgets the tasks that Celery would give to every later app of this process (``shared=True``, its default).
 
-    A test would see the tasks of other tests, and which ones would depend on the tests that ran before it.
+    A test would see the tasks of other tests, and which ones would depend on the tests that ran before it. Celery's own
+    tasks stay, and those that a library declares by `shared_task` when it is imported, as pytest-celery does: a
+    module is imported once.
     """
-    for callback in [each for each in _state._on_app_finalizers if each.__module__ != builtins.__name__]:
+    stay = (builtins.__name__, shared_task.__module__)
+    for callback in [each for each in _state._on_app_finalizers if each.__module__ not in stay]:
         _state._on_app_finalizers.discard(callback)
 
 

@@ -310,9 +310,12 @@ class NodeYard(ABC):
         """The masters, in the order in which they were made."""
         return [node for node in self.nodes if isinstance(node, MasterNode)]
 
-    def close(self) -> None:
-        """Ends every node. Then prints what each logged: pytest shows it for a test that failed."""
+    def close_nodes(self) -> None:
         for node in self.nodes:
             node.close()
+
+    def close(self) -> None:
+        """Ends every node. Then prints what each logged: pytest shows it for a test that failed."""
+        self.close_nodes()
         for node in self.nodes:
             print(f"--- {node!r} {' '.join(node.command[1:])}\n{node.log_tail()}")

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -148,7 +149,7 @@ class ProcessNode(Node):
             return []
 
     def survivors(self) -> list[psutil.Process]:
-        return list({*_processes_with_mark(self._mark), *self.children()})
+        return list({*_processes_with({self._mark}), *self.children()})
 
     def logs(self, *, this_life: bool = False) -> str:
         if not self.log_file.exists():
@@ -158,24 +159,23 @@ class ProcessNode(Node):
             return log.read().decode("utf-8", errors="replace")
 
     def close(self) -> None:
-        if self._process is None:
-            return
-        self._kill_all()
-        if self._stopper is not None:
-            self._stopper.release()
-            self._stopper = None
+        close_all([self])
 
     def _kill_all(self) -> None:
+        _kill_all([self])
+
+    def _killed(self) -> str:
+        """Kills the node's own process group; the mark of those that may be left."""
         assert self._process is not None
-        # Before their parent ends: those without the mark can only be found as its descendants.
-        descended = self.children()
         if self._process.poll() is None:  # no other process has its number
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for process in descended:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        _kill_all_with_mark(self._mark)
+        return self._mark
+
+    def _release(self) -> None:
+        if self._stopper is not None:
+            self._stopper.release()
+            self._stopper = None
 
     def _log_size(self) -> int:
         return self.log_file.stat().st_size if self.log_file.exists() else 0
@@ -186,25 +186,53 @@ def python_module(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def _processes_with_mark(mark: str) -> Iterator[psutil.Process]:
-    # Processes that are older than the tests belong to no node. Their environments need not be read.
-    earliest = psutil.Process().create_time()
-    for process in psutil.process_iter(["create_time"]):
-        if process.info["create_time"] is not None and process.info["create_time"] < earliest:
-            continue
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+def close_all(nodes: Sequence[ProcessNode]) -> None:
+    """Ends whatever is left of nodes by force: together, since each look at the processes of the machine takes time."""
+    started = [node for node in nodes if node.pid is not None]
+    if started:
+        _kill_all(started)
+    for node in started:
+        node._release()
 
 
-def _kill_all_with_mark(mark: str) -> None:
+def _kill_all(nodes: Sequence[ProcessNode]) -> None:
+    # Before their parents end: those without the mark can only be found as descendants.
+    descended = _descendants({node.pid for node in nodes if node.running})
+    marks = {node._killed() for node in nodes}
+    for process in descended:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
     def all_gone() -> bool:
-        left = list(_processes_with_mark(mark))
+        left = list(_processes_with(marks))
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         return not left
 
     wait_until(all_gone, description="the processes of a node to end after SIGKILL")
+
+
+def _descendants(pids: set[int | None]) -> list[psutil.Process]:
+    if not pids:
+        return []
+    children = defaultdict(list)
+    for process in psutil.process_iter(["ppid"]):
+        children[process.info["ppid"]].append(process)
+    found = [child for pid in pids for child in children[pid]]
+    for process in found:  # grows on the way
+        found += children[process.pid]
+    return found
+
+
+def _processes_with(marks: set[str]) -> Iterator[psutil.Process]:
+    # Processes that are older than the tests belong to no node. Their environments need not be read.
+    earliest = psutil.Process().create_time()
+    for process in psutil.process_iter(["create_time"]):
+        if process.info["create_time"] is not None and process.info["create_time"] < earliest:
+            continue
+        try:
+            if process.environ().get(MARK) in marks and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue

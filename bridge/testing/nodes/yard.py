@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bridge.testing.nodes.node import NodeYard
-from bridge.testing.nodes.process import HOME, ProcessNode
+from bridge.testing.nodes.process import HOME, ProcessNode, close_all
 from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
 
 
@@ -86,6 +86,9 @@ class ProcessYard(NodeYard):
             name, command, log_file=self._log_file(name), env=env, cwd=cwd or self.home, ready_text=ready_text
         )
         return self.add(node, wait=wait)
+
+    def close_nodes(self) -> None:
+        close_all([node for node in self.nodes if isinstance(node, ProcessNode)])
 
     def _log_file(self, name: str) -> Path:
         return self.folder / f"{name}.log"
