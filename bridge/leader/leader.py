@@ -374,8 +374,10 @@ class Leader:
     def _read_entries(self, batch: Batch) -> None:
         entries = self._new_entries(most=self._lag.room)
         self._delayed.read_with(entries)
+        self.lane.read_all = not self._more
         for entry in entries:
             self._reading.ingest(entry, batch)
+        self.lane.read_all = False
         self._have_read(entries)
         self._lag.was_read(len(entries))
 

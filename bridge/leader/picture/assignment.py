@@ -7,6 +7,7 @@ message of it is in flight then.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from bridge.leader.picture.capacity import Room, Tasks
@@ -86,8 +87,13 @@ class Assignment:
         lane, room = self._lane, self.room
         ready = lane.ready
         while ready and room.fits() and (consumer := room.for_ticket(ready[0])) is not None:
-            ticket = ready.popleft()
+            ticket = self._first_of(ready, consumer.ready).popleft()
             room.choose(consumer, ticket, self._cost(ticket))
+
+    @staticmethod
+    def _first_of(ready: deque[Ticket], waiting: deque[Ticket]) -> deque[Ticket]:
+        """The queue whose first ticket is next: ``ready``, or that of the tickets that wait at a consumer."""
+        return waiting if waiting and waiting[0].turn < ready[0].turn else ready
 
     def _spread_by_task(self) -> None:
         """Like `_spread`, where consumers differ in the tasks that they can run.
@@ -98,11 +104,12 @@ class Assignment:
         lane, room = self._lane, self.room
         ready = lane.ready
         while ready and room.fits():
-            ticket = ready.popleft()
-            consumer = room.for_ticket(ticket)
+            consumer = room.for_ticket(ready[0])
             if consumer is not None:
+                ticket = self._first_of(ready, consumer.ready).popleft()
                 room.choose(consumer, ticket, self._cost(ticket))
                 continue
+            ticket = ready.popleft()
             those = self._able_to_wait_at(ticket.waiting[0].task)
             if not those:
                 lane.left_queue(ticket)
@@ -191,6 +198,8 @@ class Assignment:
                     if not idle.ready:
                         vain.add(idle.tasks)
                     break
+                # It did not wait for its turn. Others must not, either.
+                ticket.turn = 0
                 room.choose(idle, ticket, self._cost(ticket))
 
     def _movable(self, idle: Consumer, crowded: list[Consumer]) -> Ticket | None:

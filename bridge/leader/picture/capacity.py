@@ -83,6 +83,8 @@ class Room:
         #: Bytes that this step dispatches, in total and to each consumer.
         self.planned = 0
         self._planned_to: dict[Consumer, int] = {}
+        #: Whether the lane hurried when the room of all consumers was updated last.
+        self._hurried = False
         #: Whether this step, or the last one, left work that the next step can send at once.
         self.left_some = False
 
@@ -107,6 +109,9 @@ class Room:
     def look(self) -> list[Consumer]:
         """Updates the room of the consumers that changed since the last look. Returns those of them that are open."""
         lane = self._lane
+        if self._hurried is not lane.fresh.hurries:
+            self._hurried = lane.fresh.hurries
+            self.seen = -1
         if self.is_current():
             changed = [consumer for consumer in lane.room_changed if consumer.open]
         else:
@@ -133,11 +138,24 @@ class Room:
         room_ms = self.room_ms(consumer)
         if promised_ms or not self._has_short(consumer):
             return room_ms > promised_ms
-        return room_ms >= self._bundle_ms
+        return room_ms >= self.bundle_ms(consumer)
+
+    def bundle_ms(self, consumer: Consumer) -> float:
+        """How much work a bundle of short tasks for ``consumer`` has, by the measured service times.
+
+        While the lane hurries, it lasts ``bridge_bundle_ms`` by the clock. Else it may last longer, where processes
+        share processors: larger bundles cost less for each message.
+        """
+        return self._bundle_ms / consumer.stretch if self._hurried else self._bundle_ms
 
     def room_ms(self, consumer: Consumer) -> float:
         """How much more work the consumer may have, by what it has in flight."""
-        ahead_ms = AHEAD_SHORT * self._bundle_ms if self._has_short(consumer) else self._ahead_ms
+        ahead_ms = self._ahead_ms
+        if self._has_short(consumer):
+            ahead_ms = AHEAD_SHORT * self.bundle_ms(consumer)
+        elif self._hurried and self._bundle_ms and not consumer.messages:
+            # The tasks that it gets may be short.
+            ahead_ms = min(ahead_ms, AHEAD_SHORT * self.bundle_ms(consumer))
         return consumer.slots * ahead_ms - consumer.backlog_ms
 
     def _has_short(self, consumer: Consumer) -> bool:

@@ -29,13 +29,13 @@ class ChainedLane(Lane):
         #: Tickets that left the picture since the last turn, or whose run ended since then.
         self.ended: list[str] = []
 
-    def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
+    def make_ready(self, ticket: Ticket, *, first: bool = False, fresh: bool = False) -> None:
         """Queues the ticket, or defers it when a message of another version goes first."""
         free = not (ticket.queued or ticket.run or ticket.due_ms or ticket.front_id) and ticket.park_reason is None
         if free and ticket.waiting and self._defers(ticket.id):
             self.defer(ticket)
         else:
-            super().make_ready(ticket, first=first)
+            super().make_ready(ticket, first=first, fresh=fresh)
 
     def defer(self, ticket: Ticket) -> None:
         """Keeps the ticket out of the queues."""

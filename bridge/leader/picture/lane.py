@@ -41,6 +41,8 @@ class Lane(TicketRecords):
         self._historical = settings.history > 0
         #: Id up to which entries are in the picture. A refill takes no newer ones: they would be handled twice.
         self.read_to: IdKey = (0, 0)
+        #: Whether the stream has no unread entries beyond those that are taken in now.
+        self.read_all = False
         #: Whether some undone message may be late: it was delayed, and is due.
         self.has_late = False
         #: What is read now and is due before this time (Unix ms) is late at once: newer messages are read with it.
@@ -68,6 +70,11 @@ class Lane(TicketRecords):
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket, since=message.id)
+            if self.read_all:
+                self.append(ticket, message)
+                self.fresh.comes()
+                self.make_ready(ticket, fresh=True)
+                return
         elif ticket.spilled_from is not None:
             self._leave_spilled(ticket, ticket.spilled_from, message.id)
             return

@@ -22,6 +22,9 @@ SUSPECT_AFTER = 2
 APART_MS = 500
 #: A value in ms that is larger than any lease: the lease was not looked at yet.
 LEASE_UNSEEN = 2**53
+#: Least number of messages of a bundle whose time is compared with what was expected, and the largest result.
+MEASURED = 8
+STRETCH_MAX = 8.0
 
 
 class Ticket:
@@ -151,12 +154,22 @@ class Ticket:
 class Parcel:
     """One Celery message in flight: how many messages it still has, and the expected cost of each, in ms."""
 
-    __slots__ = ("consumer", "left", "share_ms")
+    __slots__ = ("began_us", "consumer", "count", "left", "share_ms")
 
     def __init__(self, consumer: Consumer, count: int, cost_ms: float) -> None:
         self.consumer = consumer
+        self.count = count
         self.left = count
         self.share_ms = cost_ms / count
+        #: When the first message of it that is done was started, by the consumer's clock; 0: none is done.
+        self.began_us = 0
+
+    def ended(self, started_us: int) -> None:
+        """Its last message, which was started at that time, is done. The consumer's stretch follows."""
+        if self.count >= MEASURED:
+            expected_us = self.share_ms * (self.count - 1) * 1000
+            seen = min(STRETCH_MAX, max(1.0, (started_us - self.began_us) / expected_us)) if expected_us > 0 else 1.0
+            self.consumer.stretch += (seen - self.consumer.stretch) / 4
 
 
 T = TypeVar("T")
@@ -216,6 +229,7 @@ class Consumer:
         "queue",
         "ready",
         "registration",
+        "stretch",
         "stuck",
         "takes_bundles",
         "tickets",
@@ -269,6 +283,8 @@ class Consumer:
         self.parcels = 0
         self.messages = 0
         self.backlog_ms = 0.0
+        #: How many times longer than expected a bundle lasts: its processes share processors with other work.
+        self.stretch = 1.0
         #: Bytes of the messages in flight here.
         self.bytes = 0
         #: Fence of a run that a report of the consumer did not name -> number of the first such report.

@@ -79,6 +79,7 @@ class Planner:
         """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
+        lane.begin_step(now_ms)
         chosen = self._assignment.run()
         if self._chained is not None and chosen:
             admitted = self._chained.admitted(chosen)
@@ -152,14 +153,14 @@ class Planner:
     ) -> None:
         alone: list[Ticket] = []
         mates: list[Ticket] = []
-        if self._lane.late_ready:
-            self._lane.late_sent(tickets)
+        lane = self._lane
+        lane.were_sent(tickets)
         for ticket in tickets:
             ticket.queued = False
             head = ticket.waiting[0]
             if head.options is not None and self._expired(consumer, ticket, head, batch, now_ms):
                 continue
-            service = self._lane.service_ms.get(head.task, UNKNOWN_MS)
+            service = lane.service_ms.get(head.task, UNKNOWN_MS)
             # A message that was cut off goes alone: its rollback runs first, and must not delay other messages.
             bundled = consumer.takes_bundles and ticket.lost is None and self._bundled(head, service)
             (mates if bundled else alone).append(ticket)
@@ -168,8 +169,11 @@ class Planner:
         if not mates:
             return
         # The tickets share the room. So few tickets get long runs, and many tickets get short ones.
-        room_ms = max(self._assignment.room.room_ms(consumer), self._bundle_ms)
-        share_ms = min(room_ms / len(mates), self._bundle_ms)
+        bundle_ms = self._bundle_ms
+        if lane.fresh.hurries and self._cost(mates[0].waiting[0]) * limits.MANY <= bundle_ms:
+            bundle_ms = self._assignment.room.bundle_ms(consumer)
+        room_ms = max(self._assignment.room.room_ms(consumer), bundle_ms)
+        share_ms = min(room_ms / len(mates), bundle_ms)
         if consumer.parcels + len(mates) <= consumer.slots:
             share_ms = STREAK * self._bundle_ms
         runs: list[tuple[Ticket, int]] = []
@@ -183,7 +187,7 @@ class Planner:
             runs.append((ticket, length))
             total_ms += cost * length
         idle = max(0, consumer.slots - consumer.parcels)
-        parcels = min(len(runs), max(round(total_ms / self._bundle_ms), min(idle, len(runs)), 1))
+        parcels = min(len(runs), max(round(total_ms / bundle_ms), min(idle, len(runs)), 1))
         for i in range(parcels):
             for some in _parcels_of(runs[i::parcels]):
                 self._send(consumer, some, batch, dispatched, now_ms)
@@ -230,6 +234,7 @@ class Planner:
         if to is None:
             to = batch.dispatches[consumer.name] = Dispatch(consumer.name, consumer.queue)
         count = sum(length for _, length in runs)
+        lane.fresh.sent += count
         parcel = Parcel(consumer, count, 0.0)
         cost_ms = 0.0
         packed: list[Run] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bridge.leader.picture.backoffs import Resting
 from bridge.leader.picture.flight import Flight
+from bridge.leader.picture.fresh import Fresh
 from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.stranded import Stranded
 from bridge.routing.message_options import HIGHEST_PRIORITY
@@ -57,10 +58,13 @@ class Ready(Flight):
         self._turn = PASSED_PER_PRIORITY * HIGHEST_PRIORITY
         #: Whether a ticket was queued before others: then tickets of a queue are not in the order in which they came.
         self.out_of_turn = False
+        #: The messages that could start at once.
+        self.fresh = Fresh()
         #: Queued tickets whose oldest message was delayed and is due. Others take turns with them (`_turn_of_kind`).
         self.late_ready: set[Ticket] = set()
-        #: While there are such tickets: the latest turn that was dispatched, and the last turn of each kind.
-        self._served = self._last_late = self._last_other = 0
+        #: The latest turn that was dispatched; and, while kinds take turns, the last turn of each.
+        self._served = self._last_late = self._last_fresh = self._last_other = self._turn
+        self._take_turns = False
         #: Tickets that began or ended to wait for a message that is not due. Their records do not say so yet.
         self.unrecorded: dict[Ticket, None] = {}
         #: Tickets whose oldest message no consumer here can run.
@@ -117,8 +121,10 @@ class Ready(Flight):
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
-    def make_ready(self, ticket: Ticket, *, first: bool = False) -> None:
-        """Queues the ticket for dispatch, if its oldest message may go out. ``first``: before all queued tickets."""
+    def make_ready(self, ticket: Ticket, *, first: bool = False, fresh: bool = False) -> None:
+        """Queues the ticket for dispatch, if its oldest message may go out. ``first``: before all queued tickets.
+        ``fresh``: its only message is (`bridge.leader.picture.fresh`).
+        """
         if ticket.queued or ticket.run or ticket.due_ms or not ticket.waiting:
             return
         if ticket.front_id or ticket.park_reason is not None:
@@ -152,50 +158,70 @@ class Ready(Flight):
             ready.appendleft(ticket)
         else:
             options = ticket.waiting[0].options
-            if options is not None or self.late_ready:
-                self._queue_in_turn(ready, ticket, options)
+            if options is not None or self.late_ready or self.fresh.are_few:
+                self._queue_in_turn(ready, ticket, options, fresh=fresh)
             else:
                 ticket.turn = self._turn
                 ready.append(ticket)
 
-    def _queue_in_turn(self, ready: deque[Ticket], ticket: Ticket, options: MessageOptions | None) -> None:
-        """Queues a ticket by the priority of its oldest message, and by whether that one was delayed.
+    def _queue_in_turn(
+        self, ready: deque[Ticket], ticket: Ticket, options: MessageOptions | None, *, fresh: bool
+    ) -> None:
+        """Queues a ticket by the priority of its oldest message, and by whether that one was delayed, or is fresh.
 
         Many delayed messages may be due at once. Tickets with other messages take turns with them: so they wait for one
-        of them, and not for all. And so nobody starves, however many messages come of either kind.
+        of them, and not for all. And so nobody starves, however many messages come of either kind. While fresh messages
+        are few, they take turns with a backlog in the same way.
         """
         late = options is not None and options.overtakes
-        ticket.turn = self._turn_of_kind(late=late) if late or self.late_ready else self._turn
+        takes_turns = late or self.late_ready or self.fresh.are_few
+        ticket.turn = self._turn_of_kind(late=late, fresh=fresh) if takes_turns else self._turn
         if late:
             self.late_ready.add(ticket)
         if options is not None:
             ticket.turn -= options.priority * PASSED_PER_PRIORITY
-        if ticket.turn == self._turn:
+        if ticket.turn != self._turn:
+            self.out_of_turn = True
+        if not ready or ready[-1].turn <= ticket.turn:
             ready.append(ticket)
         else:
-            self.out_of_turn = True
             queue_by_turn(ready, ticket)
 
-    def _turn_of_kind(self, *, late: bool) -> int:
+    def _turn_of_kind(self, *, late: bool, fresh: bool) -> int:
         """The next turn of a ticket of this kind: behind those of its kind, and behind what was dispatched."""
-        if not self.late_ready:
-            # What was queued until now goes first.
-            self._served = self._last_late = self._last_other = self._turn - 1
+        before = self._turn - 1
+        if not self._take_turns:
+            self._take_turns = True
+            # What was queued until now goes before other tickets, but not before fresh ones.
+            self._last_other = before
+            self._last_fresh = self._served
         if late:
+            if not self.late_ready:
+                # It goes before late ones, too.
+                self._last_late = before
             turn = self._last_late = max(self._served, self._last_late) + 1
+        elif fresh and self.fresh.are_few:
+            turn = self._last_fresh = max(self._served, self._last_fresh) + 1
         else:
             turn = self._last_other = max(self._served, self._last_other) + 1
         return turn
+
+    def begin_step(self, now_ms: int) -> None:
+        """A step is planned now."""
+        self.fresh.look(now_ms)
+        if not (self.late_ready or self.fresh.are_few):
+            self._take_turns = False
 
     def left_queue(self, ticket: Ticket) -> None:
         """``ticket`` was removed from its queue."""
         ticket.queued = False
         self.late_ready.discard(ticket)
 
-    def late_sent(self, tickets: Sequence[Ticket]) -> None:
-        """These tickets left their queues to be dispatched, while `late_ready` had some."""
-        self._served = max(self._served, *(ticket.turn for ticket in tickets))
-        self.late_ready.difference_update(tickets)
+    def were_sent(self, tickets: Sequence[Ticket]) -> None:
+        """These tickets left their queues to be dispatched, in the order of their turns."""
+        self._served = max(self._served, tickets[-1].turn)
+        if self.late_ready:
+            self.late_ready.difference_update(tickets)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
         """The open consumer with that name that can run ``task``.

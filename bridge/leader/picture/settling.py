@@ -99,6 +99,11 @@ class Settling:
         lane = self._lane
         message = ticket.run.popleft()
         lane.take_from_flight(ticket, message)
+        if (parcel := ticket.parcel) is not None:
+            if not parcel.began_us:
+                parcel.began_us = outcome.started_us
+            elif not parcel.left:
+                parcel.ended(outcome.started_us)
         if ticket.consumer is None or ticket.consumer.takes_bundles:
             # The time of an HTTP consumer has its calls in it. It would make the bundles of Celery workers small.
             self._measure(message.task, outcome.service_ms)

@@ -116,7 +116,9 @@ class Delayed:
     def _move(self, batch: Batch) -> bool:
         """Moves some messages. Returns whether more are to be moved now, and there is room for them."""
         term, lane, settings = self._term, self._lane, self._term.settings
-        count = max(1, min(MOST, settings.window - lane.held, max(SLICE, ENOUGH_MESSAGES - lane.held)))
+        # Fresh messages wait for the turn of the loop.
+        most = SLICE if lane.fresh.hurries else max(SLICE, ENOUGH_MESSAGES - lane.held)
+        count = max(1, min(MOST, settings.window - lane.held, most))
         # What this step delays or reschedules is not in Redis yet. What is due later comes after it.
         coming = [int(due) for due in (*batch.delayed[::2], *batch.rescheduled[::2])]
         limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]

@@ -276,9 +276,11 @@ class LaneWorld:
         self.hand_out(count)
         batch = Batch()
         self.delayed.read_with([[id_.encode()] for id_ in self.reply])
+        self.lane.read_all = not self.store.unread()
         for id_ in self.reply:
             self.ingest([id_.encode(), self.store.entries[id_]], batch)
             self.lane.read_to = id_key(id_)
+        self.lane.read_all = False
         self.reply = []
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)
