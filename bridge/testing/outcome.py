@@ -11,6 +11,8 @@ from redis import Redis
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, lanes_of
+from bridge.routing.groups import group_in
+from bridge.routing.ids import id_key
 from bridge.routing.layouts import find_layout
 from bridge.settings.lane import LaneSettings
 
@@ -53,20 +55,13 @@ def _undone(redis: Redis, lane: LaneSettings) -> str | None:
     if not redis.exists(lane.stream):
         return None
     stream: Any = redis.xinfo_stream(lane.stream)
-    groups: Any = {one["name"]: one for one in redis.xinfo_groups(lane.stream)}
-    group = groups.get(lane.group.encode())
+    group = group_in(redis.xinfo_groups(lane.stream), lane.group)
     if group is None:
         return "no group yet"
-    if group["last-delivered-id"] != stream["last-generated-id"] and stream["length"]:
-        last: Any = redis.xrevrange(lane.stream, count=1)
-        if _key(last[0][0]) > _key(group["last-delivered-id"]):
-            return "messages that were not read"
-    if not group["pending"]:
+    newest = stream["last-entry"]
+    if newest is not None and id_key(newest[0].decode()) > id_key(group.read_to):
+        return "messages that were not read"
+    if not group.pending:
         return None
     delayed: Any = redis.zcard(lane.keys.delayed)
-    return f"{group['pending']} pending messages{f', {delayed} of them delayed' if delayed else ''}"
-
-
-def _key(id_: bytes) -> tuple[int, int]:
-    ms, _, sequence = id_.partition(b"-")
-    return int(ms), int(sequence)
+    return f"{group.pending} pending messages{f', {delayed} of them delayed' if delayed else ''}"

@@ -12,11 +12,11 @@ import bridge.leader.stream.retention
 from bridge.leader.stream.retention import Retention
 from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.errors import NotLeading
-from bridge.routing.ids import LAST_ID
+from bridge.routing.ids import LAST_ID, id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
 from bridge.routing.transitions import Advanced
-from tests.scripts.world import MASTER, World, changes, id_key
+from tests.scripts.world import MASTER, World, changes
 
 #: What a batch came to: retention needs nothing of it.
 WRITTEN = Advanced(0, 0, 0)

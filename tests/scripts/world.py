@@ -9,7 +9,7 @@ import orjson
 
 from bridge.routing import records
 from bridge.routing.batch import Batch, Dispatch
-from bridge.routing.ids import member_of
+from bridge.routing.ids import id_key, member_of
 from bridge.routing.keys import LaneKeys
 from bridge.routing.states import State
 from bridge.routing.transitions import Leadership
@@ -120,11 +120,6 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 def fields_of(world: dict[str, Any], key: str) -> list[dict[str, str]]:
     """The entries of a stream in a snapshot, without their ids."""
     return [fields for _, fields in world[key]["value"]["entries"]] if key in world else []
-
-
-def id_key(id_: str) -> tuple[int, int]:
-    ms, _, sequence = id_.partition("-")
-    return int(ms), int(sequence or 0)
 
 
 def states_of(client: Client, keys: LaneKeys, message_id: str, master: str = MASTER) -> set[State]:

@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bridge.routing.ids import id_key
+
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMAS = {
     "history": pa.schema(
@@ -57,12 +59,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def moment(us: float) -> datetime:
     """Unix microseconds as a time."""
     return EPOCH + timedelta(microseconds=int(us))
-
-
-def id_key(id_: str) -> tuple[int, int]:
-    """The numbers of an id."""
-    ms, _, seq = id_.partition("-")
-    return int(ms), int(seq)
 
 
 @dataclass

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.integration.spark.archives import EPOCH, Archive, Row, id_key
+from bridge.routing.ids import id_key
+from tests.integration.spark.archives import EPOCH, Archive, Row
 
 Expected = dict[str, Any]
 PERCENTS = (("p50", 50), ("p90", 90), ("p99", 99))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.routing.errors import InputError
+from bridge.routing.ids import id_key
 from bridge.routing.messages import payload_of_fields
 from bridge.spark.archiving.reading import Range
 from bridge.spark.archiving.selection import Counts, Selection
@@ -20,7 +21,7 @@ from bridge.spark.replay import Replay, main, name_of, replay
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
-from tests.integration.spark.archives import START_MS, Archive, Line, history, id_key, letter, message
+from tests.integration.spark.archives import START_MS, Archive, Line, history, letter, message
 from tests.integration.spark.spark_jobs import command, refused, said, submit
 
 if TYPE_CHECKING:

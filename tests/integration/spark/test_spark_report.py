@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from bridge.routing.errors import InputError
+from bridge.routing.ids import id_key
 from bridge.spark.archiving.place import ArchivePlace
 from bridge.spark.archiving.reading import Range, read_table
 from bridge.spark.read.options import HISTORY
 from bridge.spark.report import Asked, main, report
 from bridge.testing.nodes.process import ROOT
 from tests.integration.spark import report_reference as reference
-from tests.integration.spark.archives import START_MS, Archive, Line, Row, history, id_key, letter, random_archive
+from tests.integration.spark.archives import START_MS, Archive, Line, Row, history, letter, random_archive
 from tests.integration.spark.spark_jobs import refused, submit
 from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
