@@ -172,13 +172,13 @@ class Scene:
             pipe.execute()
 
     def dismiss(self, name: str, kill: Callable[[psutil.Process], None]) -> tuple[float, dict[str, records.Record]]:
-        """Does it: when, and what was in flight there just before."""
+        """Sends the signal. Returns when it was sent, and what was in flight there just before."""
         worker = self.workers.pop(name)
         self.stack.release(worker)
         mine = {ticket: record for ticket, record in self.in_flight().items() if record.consumer == name}
-        at = time.monotonic()
         kill(worker)
-        return at, mine
+        # After the signal: what the worker itself still started before it does not count.
+        return time.monotonic(), mine
 
 
 def measure_workers(fault: Fault, figures: Figures, kills: int, progress: Callable[[str], None]) -> None:
