@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from bridge.app.lanes import names_of_subscriptions, unsplit_lanes_of
 from bridge.http import cloud_events
 from bridge.http.access import Caller, Verb
-from bridge.http.bodies import JSON, json_of, media_type_of, require_json
+from bridge.http.bodies import JSON, media_type_of, pushed_json, require_json
 from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
@@ -155,16 +155,16 @@ async def _read(request: Request, key: str | None) -> tuple[Sequence[NewMessage]
     """The messages of a request, and its idempotency key."""
     media_type = media_type_of(request)
     if media_type in (cloud_events.STRUCTURED, cloud_events.BATCHED):
-        found = json_of(await request.body())
+        found = pushed_json(await request.body())
         events = cloud_events.checked(found if media_type == cloud_events.BATCHED else [found])
     elif cloud_events.is_binary(request.headers):
         raw = await request.body()
         if raw:
             require_json(request)
-        events = cloud_events.checked([cloud_events.binary_event(request.headers, json_of(raw) if raw else None)])
+        events = cloud_events.checked([cloud_events.binary_event(request.headers, pushed_json(raw) if raw else None)])
     else:
         require_json(request)
-        return _messages(json_of(await request.body())), key
+        return _messages(pushed_json(await request.body())), key
     if key is None and events:
         key = cloud_events.key_of(events)
     return [_of_event(event) for event in events], key

@@ -13,13 +13,13 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
+from bridge.producer.names_twice import name_twice
 from bridge.producer.options import NONE, Values
 from bridge.producer.row_options import COLUMNS, RULE_COLUMNS, row_values
 from bridge.producer.sources import Source
@@ -186,7 +186,7 @@ class _Rows:
             raise self._source.refusal(
                 f"column {PAYLOAD!r}: {flaw}, at character {exc.colno} of the cell {_shown(text)}", line=line
             ) from None
-        doubled = _duplicate_name(text, found)
+        doubled = name_twice(text, found)
         if doubled is not None:
             raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} occurs twice", line=line)
         return raw
@@ -228,7 +228,7 @@ class _Rows:
             raise self._not_an_object(text, exc) from None
         if not isinstance(found, dict):
             raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
-        doubled = _duplicate_name(text, found)
+        doubled = name_twice(text, found)
         if doubled is not None:
             raise self._source.refusal(f"key {doubled!r} occurs twice")
         return found
@@ -311,32 +311,6 @@ def _flaw(what: str, text: bytes, exc: orjson.JSONDecodeError, said: str = "") -
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _duplicate_name(text: str, found: Any) -> str | None:
-    """A name that an object in ``text`` has twice, or None. ``found``: the parsed text.
-
-    Parsers silently keep the last value. The search is far slower than parsing. So it is done only if ``text`` has more
-    quotes than ``found`` would have as JSON: then a part of ``text`` was dropped.
-    """
-    if "\\u0022" not in text:  # an escaped quote would change the count
-        try:
-            if text.count('"') == orjson.dumps(found).count(b'"'):
-                return None
-        except (TypeError, orjson.JSONEncodeError):
-            pass  # an integer of more than 64 bits, or half of a surrogate pair
-
-    doubled: list[str] = []
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            doubled.append(next(name for at, name in enumerate(names) if name in names[:at]))
-
-    # Text that is nested too deeply for this parser is refused later, with its payload.
-    with suppress(RecursionError):
-        json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
-    return doubled[0] if doubled else None
 
 
 def _finite(text: str) -> float:

@@ -92,6 +92,7 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
         (b'{"ticket_id": "T", "payload": NaN}', 400, "not JSON"),
         (b'{"ticket_id": "T", "payload": 1e999}', 400, "not JSON"),
         (b'{"ticket_id": "T", "payload": 123456789012345678901}', 400, "does not fit into 64 bits"),
+        (b'[{"ticket_id": "T", "payload": [{"a": 1, "a": 1}]}]', 400, "an object with the key 'a' twice"),
         (b'{"ticket_id": "T", "payload": "\\ud800"}', 400, "not JSON"),
         (b'{"payload": 1}', 400, "the message, ticket_id"),
         (b'{"ticket_id": true}', 400, "the message, ticket_id"),
