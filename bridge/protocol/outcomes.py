@@ -148,7 +148,9 @@ def read(data: bytes) -> tuple[list[Outcome], list[NotUnderstood]]:
 
 def _outcome(row: Any) -> Outcome:
     id_, fence, kind, service_ms, started_us, *more = row
-    error, traceback, delay_ms = (*more[:3], "", "", None)[:3] if len(more) < 3 else more[:3]
+    error, traceback, delay_ms = "", "", None
+    if more:
+        error, traceback, delay_ms = (*more[:3], "", "", None)[:3] if len(more) < 3 else more[:3]
     if not (
         type(id_) is str
         and _ID.fullmatch(id_)
@@ -158,14 +160,21 @@ def _outcome(row: Any) -> Outcome:
         and 0 <= started_us < LARGEST
         and (type(service_ms) is float or type(service_ms) is int)
         and 0 <= service_ms < LARGEST
-        and type(error) is str
-        and type(traceback) is str
-        and (delay_ms is None or (type(delay_ms) is int and 0 <= delay_ms < LARGEST_MS))
+        and (
+            not more
+            or (
+                type(error) is str
+                and type(traceback) is str
+                and (delay_ms is None or (type(delay_ms) is int and 0 <= delay_ms < LARGEST_MS))
+            )
+        )
     ):
         raise NotUnderstood("an outcome with a part that is of the wrong kind, or too large")
     known = _KINDS.get(kind)
     if known is None:
         raise NotUnderstood(f"an outcome of the kind {kind!r:.20}", newer=True)
+    if not more:
+        return Outcome(id_, fence, known, service_ms, started_us)
     if known is Kind.DONE and len(more) > 3 and more[3] == Kind.DROPPED.value:
         known = Kind.DROPPED
     texts = (error[:ERROR_CHARS], traceback[-TRACEBACK_CHARS:]) if error or traceback else ("", "")

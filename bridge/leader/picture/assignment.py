@@ -73,6 +73,7 @@ class Assignment:
             if not ready:
                 lane.crowded.pop(consumer, None)
                 continue
+            before = len(ready)
             while ready and room.has(consumer):
                 if unassigned and not self._pinned and unassigned[0].turn < ready[0].turn:
                     # Tickets that always have work must not keep out one without a consumer that has waited longer.
@@ -81,7 +82,9 @@ class Assignment:
                     lane.room_changed[consumer] = None
                     break
                 ticket = ready.popleft()
-                room.choose(consumer, ticket, self._cost(ticket))
+                room.choose_next(consumer, ticket, self._cost(ticket))
+            if len(ready) < before:
+                room.rate(consumer)
 
     def _spread(self) -> None:
         lane, room = self._lane, self.room

@@ -123,7 +123,7 @@ class Room:
             self.open = {consumer.name: consumer for consumer in changed}
         lane.room_changed.clear()
         for consumer in changed:
-            self._rate(consumer)
+            self.rate(consumer)
         return changed
 
     def has(self, consumer: Consumer) -> bool:
@@ -164,12 +164,16 @@ class Room:
 
     def choose(self, consumer: Consumer, ticket: Ticket, cost_ms: float) -> None:
         """``ticket`` goes to ``consumer`` in this step."""
+        self.choose_next(consumer, ticket, cost_ms)
+        self.rate(consumer)
+
+    def choose_next(self, consumer: Consumer, ticket: Ticket, cost_ms: float) -> None:
+        """As `choose`, for one of several tickets. The caller rates the consumer after the last of them."""
         self.chosen.setdefault(consumer, []).append(ticket)
         self._promised[consumer] = self._promised.get(consumer, 0.0) + cost_ms
         size = ticket.waiting[0].size
         self.planned += size
         self._planned_to[consumer] = self._planned_to.get(consumer, 0) + size
-        self._rate(consumer)
 
     def clear(self) -> None:
         """The chosen tickets are sent. From now on the consumers count them themselves."""
@@ -202,7 +206,7 @@ class Room:
             ]
         return found
 
-    def _rate(self, consumer: Consumer) -> None:
+    def rate(self, consumer: Consumer) -> None:
         """Notes how much room ``consumer`` has now. It is open."""
         chosen = len(self.chosen.get(consumer, ()))
         slots = consumer.slots

@@ -43,6 +43,23 @@ class Flight(Window):
         ticket.run.append(message)
         self.in_flight[message.id] = ticket
 
+    def put_first_in_flight(self, ticket: Ticket, consumer: Consumer, count: int) -> list[str]:
+        """Moves the first ``count`` waiting messages of ``ticket`` to its run at ``consumer``. Returns their ids."""
+        waiting, run, in_flight = ticket.waiting, ticket.run, self.in_flight
+        ids = []
+        size = 0
+        for _ in range(count):
+            message = waiting.popleft()
+            size += message.size
+            run.append(message)
+            in_flight[message.id] = ticket
+            ids.append(message.id)
+        ticket.bytes -= size
+        self.bytes_in_flight += size
+        consumer.messages += count
+        consumer.bytes += size
+        return ids
+
     def take_back(self, ticket: Ticket) -> None:
         """Puts the rest of the run back, before the waiting messages."""
         count = len(ticket.run)

@@ -195,17 +195,16 @@ class Planner:
     def _run_length(self, ticket: Ticket, consumer: Consumer, wanted: int) -> int:
         room = self._assignment.room
         length = size = 0
-        open_circuits = self._lane.stranded.open_circuits
         task = ticket.waiting[0].task
+        is_circuit_open = task in self._lane.stranded.open_circuits
         for message in ticket.waiting:
-            if length == wanted or not self._bundled(message, self._lane.service_ms.get(message.task, UNKNOWN_MS)):
+            if length == wanted:
                 break
-            if length and message.options is not None and message.options.hold:
-                # It may not be due.
-                break
-            if not consumer.runs(message.task) or (length and message.task in open_circuits):
-                break
-            if message.task != task and not self._assignment.keeps(ticket, consumer, message.task):
+            if length and message.task == task and message.options is None:
+                # What holds of the first message of its task holds of this one.
+                if is_circuit_open:
+                    break
+            elif not self._may_follow(ticket, consumer, message, task, is_first=not length):
                 break
             if length:
                 size += message.size
@@ -219,6 +218,18 @@ class Planner:
         if length > 1:
             room.planned += size - ticket.waiting[0].size
         return max(1, length)
+
+    def _may_follow(self, ticket: Ticket, consumer: Consumer, message: Message, task: str, *, is_first: bool) -> bool:
+        """Whether ``message`` may be in a run of ``ticket`` that begins with a message of ``task``."""
+        lane = self._lane
+        if not self._bundled(message, lane.service_ms.get(message.task, UNKNOWN_MS)):
+            return False
+        if not is_first and message.options is not None and message.options.hold:
+            # It may not be due.
+            return False
+        if not consumer.runs(message.task) or (not is_first and message.task in lane.stranded.open_circuits):
+            return False
+        return message.task == task or self._assignment.keeps(ticket, consumer, message.task)
 
     def _send(
         self,
@@ -241,14 +252,8 @@ class Planner:
         at = time.monotonic()
         for ticket, length in runs:
             lane.touch(ticket, batch)
-            waiting = ticket.waiting
             run = ticket.run
-            ids = []
-            for _ in range(length):
-                message = waiting.popleft()
-                ticket.bytes -= message.size
-                lane.put_in_flight(ticket, consumer, message)
-                ids.append(message.id)
+            ids = lane.put_first_in_flight(ticket, consumer, length)
             cost_ms += self._cost(run[0]) * length
             if ticket.record.startswith(AWAITING):
                 batch.due.append(ticket.id)
@@ -333,6 +338,10 @@ class Planner:
 
 def _parcels_of(runs: list[tuple[Ticket, int]]) -> Iterator[list[tuple[Ticket, int]]]:
     """Splits ``runs`` into parcels: one, or several where the runs have too many bytes for one."""
+    if sum(ticket.bytes for ticket, _ in runs) <= limits.PARCEL_BYTES:
+        # The usual case: also with all their waiting messages the tickets have few bytes.
+        yield runs
+        return
     some: list[tuple[Ticket, int]] = []
     total = 0
     for ticket, length in runs:
