@@ -43,6 +43,7 @@ PEERS = {
 PRICED = {
     **PEERS,
     "events": "the bridge, task events on",
+    "heard": "the same, and a client that gets the events",
     "results": "the bridge, results kept in Redis",
     "bare": "the bridge, history off",
     "bare_singles": "the bridge, bundles and history off",
@@ -67,6 +68,7 @@ BRIDGED: dict[str, tuple[bool, bool]] = {
     "bare_singles": (False, False),
     "audited": (True, True),
     "events": (True, True),
+    "heard": (True, True),
     "results": (True, True),
     "keyed": (True, True),
 }
@@ -95,7 +97,7 @@ LOADS = {
         {
             "plain": 8_000, "lock": 5_000, "bundles": 80_000, "singles": 8_000, "events": 80_000,
             "bare": 80_000, "bare_singles": 8_000, "audited": 80_000, "queues": 8_000, "groupmq": 40_000,
-            "results": 40_000,
+            "heard": 80_000, "results": 40_000,
         },
         tasks={"results": "noop_with_result"},
     ),
@@ -132,7 +134,9 @@ def _bridge(load: Load, variant: str, count: int) -> Metrics:
         _put_far_away(stack, load)
         if not historical:
             stack.environment_more[HISTORY] = "0"
-        if variant == "events":
+        if variant == "heard":
+            stack.start("listener", "-m", "benchmarks.listener", stack.server.url)
+        if variant in ("events", "heard"):
             stack.environment_more["BENCHMARK_CONF"] = json.dumps({"worker_send_task_events": True})
         if variant == "results":
             stack.environment_more["BENCHMARK_CONF"] = json.dumps({"result_backend": stack.server.url})

@@ -111,7 +111,7 @@ def bundled_runs(body: str | bytes) -> list[BundledRun]:
     return list(map(BundledRun._make, json.loads(body)))
 
 
-def readable_runs(body: str, unreadable: Any) -> list[BundledRun]:
+def readable_runs(body: str | bytes, unreadable: Any) -> list[BundledRun]:
     """As `bundled_runs`. A payload that Python's parser refuses is replaced by ``unreadable``."""
     try:
         return bundled_runs(body)

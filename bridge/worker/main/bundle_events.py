@@ -8,12 +8,17 @@ fragment is encoded once: texts are cheaper to join than dicts to encode.
 Events are gathered for `GATHER_S`, or until there are `MOST`, where Celery's own loop can send them then: in a worker
 with pool processes that is not stopping. Else they are sent at once. Before an event of a message is sent in any other
 way, the gathered ones are sent (`send_gathered`), so events of one message keep their order.
+
+Redis tells a publisher how many clients got a message. After one that nobody got, an empty list of events goes ahead of
+the next ones. If nobody gets that either, these are not even written: each would be lost. So events cost next to
+nothing while no Flower listens, and the first one to listen gets what everybody would get.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,29 +66,62 @@ def json_of(value: Any) -> str:
         return str(dumps(value))
 
 
-def send_together(eventer: Any, events: Sequence[TaskEvent], *, later: bool = False) -> None:
-    """Sends task events through ``eventer``. While the broker is away, it keeps them as it keeps others.
+class _Batch:
+    """Events that happened together, and are not written yet. ``first``: the logical clock of the first one."""
 
-    ``later``: they may be gathered first.
+    __slots__ = ("first", "timestamp", "write")
+
+    def __init__(self, eventer: Any, count: int, write: Callable[[], Sequence[TaskEvent]]) -> None:
+        self.timestamp = time.time()
+        self.write = write
+        clock = eventer.clock
+        with clock.mutex:
+            self.first = clock.value + 1
+            clock.value += count
+
+    def texts(self, eventer: Any) -> list[str]:
+        """The whole text of each event."""
+        common = {"hostname": eventer.hostname, "utcoffset": utcoffset(), "pid": eventer.pid}
+        opening = orjson.dumps({**common, "timestamp": self.timestamp})[:-1].decode() + ',"clock":'
+        return [f"{opening}{at},{event}}}" for at, event in enumerate(self.write(), self.first)]
+
+
+class _Gathered:
+    """The events of one dispatcher that are not sent yet."""
+
+    def __init__(self) -> None:
+        self.batches: list[_Batch] = []
+        self.count = 0
+        #: When they are to be sent (monotonic seconds). Celery may have dropped its timer with a lost connection.
+        self.due = NEVER
+        #: Whether nobody got what was published last.
+        self.unheard = False
+
+
+#: The due time of nothing.
+NEVER = float("inf")
+
+_gathered: WeakKeyDictionary[Any, _Gathered] = WeakKeyDictionary()
+
+
+def send_together(eventer: Any, count: int, write: Callable[[], Sequence[TaskEvent]], *, later: bool = False) -> None:
+    """Sends ``count`` task events through ``eventer``. While the broker is away, it keeps them as it keeps others.
+
+    ``write``: makes them, when they are sent. ``later``: they may be gathered first.
     """
-    if not watched(eventer) or not events:
-        return
-    texts = _texts(eventer, events)
-    hub = get_event_loop() if later else None
-    if hub is None:
-        send_gathered(eventer)
-        for at in range(0, len(texts), MOST):
-            _publish(eventer, texts[at : at + MOST])
+    if not watched(eventer) or not count:
         return
     gathered = _gathered.get(eventer)
     if gathered is None:
         gathered = _gathered[eventer] = _Gathered()
         eventer.on_disabled.add(lambda: _keep(eventer))
-    gathered.texts += texts
+    gathered.batches.append(_Batch(eventer, count, write))
+    gathered.count += count
+    hub = get_event_loop() if later else None
     now = time.monotonic()
-    if len(gathered.texts) >= MOST or now >= gathered.due:
+    if hub is None or gathered.count >= MOST or now >= gathered.due:
         send_gathered(eventer)
-    if gathered.texts and gathered.due == NEVER:
+    elif gathered.due == NEVER:
         gathered.due = now + GATHER_S
         hub.call_later(GATHER_S, send_gathered, eventer)
 
@@ -91,90 +129,69 @@ def send_together(eventer: Any, events: Sequence[TaskEvent], *, later: bool = Fa
 def send_gathered(eventer: Any) -> None:
     """Sends what was gathered. ``eventer``: None when Celery has none."""
     gathered = None if eventer is None else _gathered.get(eventer)
-    if gathered is None:
+    if gathered is None or not gathered.batches:
         return
-    texts, gathered.texts, gathered.due = gathered.texts, [], NEVER
+    batches, gathered.batches, gathered.count, gathered.due = gathered.batches, [], 0, NEVER
+    if gathered.unheard and _publish(eventer, ()) == 0:
+        return
+    texts = _texts(eventer, batches)
     for at in range(0, len(texts), MOST):
-        _publish(eventer, texts[at : at + MOST])
-
-
-#: The due time of nothing.
-NEVER = float("inf")
-
-
-class _Gathered:
-    """The events of one dispatcher that are not sent yet."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        #: When they are to be sent (monotonic seconds). Celery may have dropped its timer with a lost connection.
-        self.due = NEVER
-
-
-_gathered: WeakKeyDictionary[Any, _Gathered] = WeakKeyDictionary()
+        gathered.unheard = _publish(eventer, texts[at : at + MOST]) == 0
 
 
 def _keep(eventer: Any) -> None:
     """Celery has closed the dispatcher, since the connection is lost. What was gathered goes to the next dispatcher."""
     gathered = _gathered.pop(eventer, None)
-    if gathered is not None and gathered.texts:
-        eventer._outbound_buffer.append((_parsed(gathered.texts), ROUTING_KEY))
+    if gathered is not None and gathered.batches:
+        eventer._outbound_buffer.append((_parsed(_texts(eventer, gathered.batches)), ROUTING_KEY))
 
 
-def _texts(eventer: Any, events: Sequence[TaskEvent]) -> list[str]:
-    """The whole text of each event."""
-    clock = eventer.clock
-    with clock.mutex:
-        first = clock.value + 1
-        clock.value += len(events)
-    common = {"hostname": eventer.hostname, "utcoffset": utcoffset(), "pid": eventer.pid, "timestamp": time.time()}
-    opening = orjson.dumps(common)[:-1].decode() + ',"clock":'
-    return [f"{opening}{at},{event}}}" for at, event in enumerate(events, first)]
+def _texts(eventer: Any, batches: Iterable[_Batch]) -> list[str]:
+    return [text for batch in batches for text in batch.texts(eventer)]
 
 
 def _parsed(texts: Iterable[str]) -> Any:
     return loads(f"[{','.join(texts)}]")
 
 
-def _publish(eventer: Any, texts: Sequence[str]) -> None:
-    if not texts:
-        return
+def _publish(eventer: Any, texts: Sequence[str]) -> int | None:
+    """Returns how many clients got the events; None: it is not known."""
     with eventer.mutex:
         producer = eventer.producer
         if producer is None:
-            return
-        if eventer.serializer != "json" or not _publish_text(eventer, producer, f"[{','.join(texts)}]"):
+            return None
+        if eventer.serializer == "json":
+            # If the broker is away, the dispatcher finds that out, too, and keeps the events.
+            with suppress(Exception):
+                return _publish_text(eventer, producer, f"[{','.join(texts)}]")
+        if texts:
             eventer._publish(_parsed(texts), producer, ROUTING_KEY)
+        return None
 
 
-def _publish_text(eventer: Any, producer: Any, text: str) -> bool:
-    """Publishes as kombu's producer does, without its encoding in base 64: JSON is text. Returns whether it did."""
+def _publish_text(eventer: Any, producer: Any, text: str) -> int | None:
+    """Publishes as kombu's producer does, without its encoding in base 64: JSON is text. Returns as `_publish`."""
     exchange = eventer.exchange
+    channel = producer.channel
+    if not isinstance(channel, Channel):
+        raise TypeError("a transport of its own form")
+    maybe_declare(exchange, channel)
+    is_plain = _is_plain_fanout(channel, exchange.name)
+    message = channel.prepare_message(
+        _MARK if is_plain else text,
+        content_type="application/json",
+        content_encoding="utf-8",
+        headers=dict(eventer.headers),
+        properties={"delivery_mode": eventer.delivery_mode},
+    )
+    encoding, channel.body_encoding = channel.body_encoding, None
     try:
-        channel = producer.channel
-        if not isinstance(channel, Channel):
-            return False
-        maybe_declare(exchange, channel)
-        is_plain = _is_plain_fanout(channel, exchange.name)
-        message = channel.prepare_message(
-            _MARK if is_plain else text,
-            content_type="application/json",
-            content_encoding="utf-8",
-            headers=dict(eventer.headers),
-            properties={"delivery_mode": eventer.delivery_mode},
-        )
-        encoding, channel.body_encoding = channel.body_encoding, None
-        try:
-            if is_plain:
-                _put_fanout(channel, message, exchange.name, text)
-            else:
-                channel.basic_publish(message, exchange.name, ROUTING_KEY)
-        finally:
-            channel.body_encoding = encoding
-    except Exception:
-        # The broker is away. The dispatcher finds that out, too, and keeps the events.
-        return False
-    return True
+        if is_plain:
+            return _put_fanout(channel, message, exchange.name, text)
+        channel.basic_publish(message, exchange.name, ROUTING_KEY)
+    finally:
+        channel.body_encoding = encoding
+    return None
 
 
 def _is_plain_fanout(channel: Any, exchange: str) -> bool:
@@ -187,13 +204,15 @@ def _is_plain_fanout(channel: Any, exchange: str) -> bool:
     )
 
 
-def _put_fanout(channel: Any, message: Any, exchange: str, text: str) -> None:
-    """Publishes ``message`` with the body ``text``. kombu's own way encodes the body several times slower."""
+def _put_fanout(channel: Any, message: Any, exchange: str, text: str) -> int:
+    """Publishes ``message`` with the body ``text``. kombu's own way encodes the body several times slower.
+
+    Returns how many clients got it.
+    """
     channel._inplace_augment_message(message, exchange, ROUTING_KEY)
     before, mark, behind = redis_transport.dumps(message).encode().partition(b'"%b"' % _MARK.encode())
     if not mark:
         raise ValueError("kombu has changed the body")
     payload = b"".join((before, orjson.dumps(text), behind))
     with channel.conn_or_acquire() as client:
-        for topic in channel._get_publish_topics(exchange, ROUTING_KEY):
-            client.publish(topic, payload)
+        return sum(client.publish(topic, payload) for topic in channel._get_publish_topics(exchange, ROUTING_KEY))

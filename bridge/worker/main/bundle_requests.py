@@ -7,7 +7,8 @@ dead. The others go back to the leader.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,12 +18,15 @@ from celery.platforms import signals
 from celery.worker.state import task_ready
 
 from bridge.protocol.envelope import SHOWN
-from bridge.protocol.headers import bundled_runs
+from bridge.protocol.headers import bundled_runs, heads_of, readable_runs
 from bridge.protocol.outcomes import Kind
 from bridge.worker.main.bundle_events import TaskEvent, json_of, quoted, send_together, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
 from bridge.worker.pool.delivery import REVOKED
+
+#: The body of a larger bundle is not kept until its events are sent. Bytes.
+MOST_KEPT = 64 * 1024
 
 
 class BundleRequest(BridgeRequest):
@@ -82,24 +86,17 @@ class BundleRequest(BridgeRequest):
     def announce(self) -> None:
         if not watched(self._eventer):
             return
-        received: list[TaskEvent] = []
-        names: dict[str, str] = {}
-        for ticket, _, attempt, messages in bundled_runs(self._message.body):
-            opening = f"({ticket!r}, "
-            retries = attempt - 1
-            for id_, name, payload in messages:
-                quoted_name = names.get(name) or names.setdefault(name, quoted(name))
-                args = quoted(f"{opening}{_beginning(payload)})")
-                # The id of a message has nothing that JSON escapes.
-                received.append(
-                    f'"type":"task-received","uuid":"{id_}","name":{quoted_name},"args":{args},"kwargs":"{{}}",'
-                    f'"retries":{retries}'
-                )
-                retries = 0
-        self._send_events(received)
+        body = self._message.body
+        count = sum(run.length for run in heads_of(self._request_dict))
+        if len(body) <= MOST_KEPT:
+            self._send_events(count, partial(_received, body))
+        else:
+            received = _received(body)
+            self._send_events(count, lambda: received)
 
-    def _send_events(self, events: list[TaskEvent]) -> None:
-        send_together(self._eventer, events, later=self.member.forks and not self.member.is_stopping)
+    def _send_events(self, count: int, write: Callable[[], list[TaskEvent]]) -> None:
+        later = self.member.forks and not self.member.is_stopping
+        send_together(self._eventer, count, write, later=later)
 
     def send_event(self, kind: str, **fields: Any) -> None:
         """Sends nothing: the bundle itself is not shown as a task."""
@@ -116,15 +113,39 @@ class BundleRequest(BridgeRequest):
                     self._notice_of(one, Revoked("revoked")).revoked(terminated=False)
             events = [event for event in events or () if event[0] not in gone]
         if not failed and events and watched(self._eventer):
-            sent: list[TaskEvent] = []
-            for id_, kind, shown, more in events:
-                first, second = ("result", "runtime") if kind == "succeeded" else ("exception", "traceback")
-                sent += (
-                    f'"type":"task-started","uuid":"{id_}"',
-                    f'"type":"task-{kind}","uuid":"{id_}","{first}":{json_of(shown)},"{second}":{json_of(more)}',
-                )
-            self._send_events(sent)
+            self._send_events(2 * len(events), partial(_ended, events))
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)
+
+
+def _received(body: str | bytes) -> list[TaskEvent]:
+    """The events for received messages of a bundle with this body."""
+    found: list[TaskEvent] = []
+    names: dict[str, str] = {}
+    for ticket, _, attempt, messages in readable_runs(body, None):
+        opening = f"({ticket!r}, "
+        retries = attempt - 1
+        for id_, name, payload in messages:
+            quoted_name = names.get(name) or names.setdefault(name, quoted(name))
+            args = quoted(f"{opening}{_beginning(payload)})")
+            # The id of a message has nothing that JSON escapes.
+            found.append(
+                f'"type":"task-received","uuid":"{id_}","name":{quoted_name},"args":{args},"kwargs":"{{}}",'
+                f'"retries":{retries}'
+            )
+            retries = 0
+    return found
+
+
+def _ended(events: list[tuple[Any, ...]]) -> list[TaskEvent]:
+    """The events for messages that have ended. ``events``: what their pool process says of each."""
+    found: list[TaskEvent] = []
+    for id_, kind, shown, more in events:
+        first, second = ("result", "runtime") if kind == "succeeded" else ("exception", "traceback")
+        found += (
+            f'"type":"task-started","uuid":"{id_}"',
+            f'"type":"task-{kind}","uuid":"{id_}","{first}":{json_of(shown)},"{second}":{json_of(more)}',
+        )
+    return found
 
 
 def _beginning(payload: Any) -> str:

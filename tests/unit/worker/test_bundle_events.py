@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -37,7 +38,7 @@ def as_text(events: list[Event]) -> list[TaskEvent]:
 
 
 def together(eventer: Any, events: list[Event]) -> None:
-    send_together(eventer, as_text(events))
+    send_together(eventer, len(events), lambda: as_text(events))
 
 
 def one_by_one(eventer: Any, events: list[Event]) -> None:
@@ -46,7 +47,7 @@ def one_by_one(eventer: Any, events: list[Event]) -> None:
 
 
 def received(
-    send: Callable[[Any, list[Event]], None], events: list[Event], **dispatcher: Any
+    send: Callable[[Any, list[Event]], Any], events: list[Event], **dispatcher: Any
 ) -> tuple[list[dict[str, Any]], int]:
     """The events as a receiver gets them, and in how many messages they came."""
     app = Celery("events", broker="memory://")
@@ -148,7 +149,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def one_later(eventer: Any, event: Event) -> None:
-    send_together(eventer, as_text([event]), later=True)
+    send_together(eventer, 1, lambda: as_text([event]), later=True)
 
 
 def test_events_are_gathered_until_the_timer_ends(hub: Hub) -> None:
@@ -166,7 +167,9 @@ def test_events_are_gathered_until_the_timer_ends(hub: Hub) -> None:
 
 def test_many_gathered_events_go_at_once(hub: Hub) -> None:
     events: list[Event] = [("task-started", {"uuid": f"{n}-0"}) for n in range(MOST)]
-    found, messages = received(lambda eventer, some: send_together(eventer, as_text(some), later=True), events)
+    found, messages = received(
+        lambda eventer, some: send_together(eventer, MOST, lambda: as_text(some), later=True), events
+    )
     assert [len(found), messages, hub.timers] == [MOST, 1, []]
 
 
@@ -214,6 +217,7 @@ class RedisChannel(redis_transport.Channel):
 
     def __init__(self, kind: str) -> None:
         self.published: list[tuple[str, str | bytes]] = []
+        self.listeners = 1
         self.keyprefix_fanout = "/0."
         self._kind = kind
 
@@ -223,7 +227,11 @@ class RedisChannel(redis_transport.Channel):
 
     @contextmanager
     def conn_or_acquire(self, *_: Any) -> Iterator[Any]:
-        yield SimpleNamespace(publish=lambda *arguments: self.published.append(arguments))
+        yield SimpleNamespace(publish=self._publish)
+
+    def _publish(self, topic: str, payload: str | bytes) -> int:
+        self.published.append((topic, payload))
+        return self.listeners
 
     def __del__(self) -> None:
         """Nothing is open."""
@@ -238,9 +246,9 @@ def test_redis_gets_what_kombu_would_publish(kind: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(channel, "_next_delivery_tag", lambda: "tag")
     eventer = SimpleNamespace(headers={"hostname": "w1"}, delivery_mode=1, exchange=SimpleNamespace(name="celeryev"))
     text = '[{"type":"task-succeeded","result":"\\u00fc \\"x\\""},{"type":"ü"}]'
-    assert bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
+    bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
     monkeypatch.setattr(bundle_events, "_is_plain_fanout", lambda *_: False)
-    assert bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
+    bundle_events._publish_text(eventer, SimpleNamespace(channel=channel), text)
     [(topic, payload), (expected_topic, expected)] = channel.published
     assert (topic, json.loads(payload)) == (expected_topic, json.loads(expected))
     assert json.loads(payload)["body"] == text
@@ -254,3 +262,59 @@ def test_a_channel_of_another_kind_publishes_by_its_own_method() -> None:
 
     assert bundle_events._is_plain_fanout(RedisChannel("fanout"), "celeryev")
     assert not bundle_events._is_plain_fanout(Other("fanout"), "celeryev")
+
+
+def redis_dispatcher() -> tuple[RedisChannel, Any]:
+    """A channel that keeps what is published, and Celery's dispatcher on it."""
+    channel = RedisChannel("fanout")
+    eventer = Celery("events", broker="memory://").events.Dispatcher(hostname="w1@here", enabled=False)
+    eventer.enabled, eventer.producer = True, SimpleNamespace(channel=channel)
+    return channel, eventer
+
+
+def bodies(channel: RedisChannel) -> list[list[str]]:
+    """The ids of the events of each message that was published."""
+    return [[event["uuid"] for event in json.loads(json.loads(payload)["body"])] for _, payload in channel.published]
+
+
+def test_events_that_nobody_would_get_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_events, "maybe_declare", lambda *_: None)
+    channel, eventer = redis_dispatcher()
+    written: list[str] = []
+
+    def send(uuid: str) -> None:
+        def write() -> list[TaskEvent]:
+            written.append(uuid)
+            return as_text([("task-started", {"uuid": uuid})])
+
+        send_together(eventer, 1, write)
+
+    channel.listeners = 0
+    for uuid in ("1-0", "2-0", "3-0"):
+        send(uuid)
+    # The first told that nobody listens. Before each other one an empty list asks whether somebody does now.
+    assert (written, bodies(channel)) == (["1-0"], [["1-0"], [], []])
+    channel.listeners = 1
+    for uuid in ("4-0", "5-0"):
+        send(uuid)
+    assert (written, bodies(channel)[3:]) == (["1-0", "4-0", "5-0"], [[], ["4-0"], ["5-0"]])
+
+
+def test_a_receiver_takes_the_empty_list_that_asks_for_listeners() -> None:
+    found, messages = received(lambda eventer, _: bundle_events._publish(eventer, ()), [])
+    assert (found, messages) == ([], 1)
+
+
+def test_an_event_tells_when_it_happened_and_not_when_it_was_sent(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((1000.0, 2000.0))
+    monkeypatch.setattr(bundle_events, "time", SimpleNamespace(time=lambda: next(times), monotonic=time.monotonic))
+
+    def send(eventer: Any, events: list[Event]) -> None:
+        one_later(eventer, events[0])
+        eventer.clock.forward()
+        one_later(eventer, events[1])
+        send_gathered(eventer)
+
+    (first, second), _ = received(send, EVENTS[:2])
+    assert [first["timestamp"], second["timestamp"]] == [1000.0, 2000.0]
+    assert second["clock"] == first["clock"] + 2
