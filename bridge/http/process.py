@@ -75,7 +75,7 @@ class HttpProcess:
 
         group = _forked(keep, closes=(self._lifeline, self._ended))
         with suppress(OSError):
-            # Whoever comes first: from now on the group has a number.
+            # Both processes do this. From now on the group has a number, whichever of them is first.
             os.setpgid(group, group)
         os.close(reading)
         os.close(family)

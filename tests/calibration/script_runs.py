@@ -80,7 +80,7 @@ class _Runs:
         failed: list[str] = []
         passed, shown = 0, ""
         for item in items:
-            # Behind each test only what is there for the whole session stays.
+            # After each test only the fixtures of the session stay.
             reports = runtestprotocol(item, log=False, nextitem=item.session)  # type: ignore[arg-type]
             passed += all(report.passed for report in reports)
             failed += [report.nodeid for report in reports if report.failed]
