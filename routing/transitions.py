@@ -27,6 +27,7 @@ _FORGET = Script("forget")
 _ADOPT = Script("adopt")
 _RECALL = Script("recall")
 _OLDEST = Script("oldest")
+_LEASES = Script("leases")
 _SURVEY = Script("survey")
 _RESEND = Script("resend")
 _DRAIN = Script("drain")
@@ -39,6 +40,8 @@ _INTRODUCE = Script("introduce")
 
 #: Bytes of entries after which one read of the stream brings no more.
 READ_BYTES = 4 * 1024 * 1024
+#: Most leases of one call.
+LEASES = 1000
 #: Most entries that one look at the stream names.
 SURVEY = 1000
 #: First bytes of a Celery message that identify it: its fence base, and the ticket of its first run.
@@ -255,6 +258,18 @@ def oldest(client: Redis, queues: Sequence[str]) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < len(queues):
         found += _OLDEST.run(client, queues[len(found) :], [BEGINNING, READ_BYTES])
+    return found
+
+
+def leases(client: Redis, keys: LaneKeys, incarnations: Sequence[str]) -> dict[str, int]:
+    """The ms that the lease of each of ``incarnations`` has left (negative: it is gone).
+
+    One call for a thousand of them: a thousand calls in a pipeline cost the caller four times as much.
+    """
+    found: dict[str, int] = {}
+    for start in range(0, len(incarnations), LEASES):
+        some = incarnations[start : start + LEASES]
+        found.update(zip(some, _LEASES.run(client, [keys.lease(one) for one in some], []), strict=True))
     return found
 
 

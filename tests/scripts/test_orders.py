@@ -13,7 +13,7 @@ from bridge.routing.batch import Batch
 from bridge.routing.errors import GroupMoved, LaneConflict, NotLeading
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.states import State
-from bridge.routing.transitions import advance, drain, floor, read, recall, reroute, set_read_to, unname
+from bridge.routing.transitions import advance, drain, floor, leases, read, recall, reroute, set_read_to, unname
 from tests.scripts.test_advance import deposed, without_a_leader
 from tests.scripts.world import MASTER, OPENING, World, incarnation
 
@@ -196,3 +196,19 @@ def test_a_re_route_writes_history(world: World) -> None:
     assert reroute(world.client, world.lead, gone, "2-0", moves, world.busy[:2], [row], 10) is ReturnCode.OK
     [(_, fields)] = world.client.xrange(keys.history)
     assert orjson.loads(fields[b"d"]) == [row]
+
+
+def test_leases_say_what_they_have_left_however_many_calls_it_takes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.routing.transitions.LEASES", 2)
+    before = world.snapshot()
+    lives = [f"life{n}" for n in range(5)]
+    for life in lives[1:]:
+        world.client.set(world.keys.lease(life), 1, px=60_000)
+    left = leases(world.client, world.keys, lives)
+    assert list(left) == lives
+    assert left["life0"] == -2
+    assert all(0 < left[life] <= 60_000 for life in lives[1:])
+    world.client.delete(*map(world.keys.lease, lives))
+    assert world.snapshot() == before

@@ -124,14 +124,17 @@ class LeaseWatch:
 
         They may have been lost in the same moment, with a lease that began a little later.
         """
+        doubted_ms = self._term.settings.lease_ms * DOUBTED
         for incarnation, ms in left.items():
             consumer = self._lane.consumers[incarnation]
-            late = 0 < ms < self._term.settings.lease_ms * DOUBTED and ms <= consumer.left_ms
+            late = 0 < ms < doubted_ms and ms <= consumer.left_ms
             consumer.left_ms = ms
-            if late and over and not consumer.doubted:
-                self._lane.free_ready(consumer)
-            consumer.doubted = late and (consumer.doubted or bool(over))
-            if consumer.doubted:
+            doubted = late and (consumer.doubted or bool(over))
+            if doubted != consumer.doubted:
+                if doubted:
+                    self._lane.free_ready(consumer)
+                consumer.doubted = doubted
+            if doubted:
                 self.look_within(ms / 1000)
 
     def gave_up(self, incarnation: str, given_up: GivenUp) -> None:

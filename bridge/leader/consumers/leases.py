@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from bridge.routing.transitions import Leadership, shorten
+from bridge.routing.transitions import Leadership, leases, shorten
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -51,10 +51,7 @@ class Leases:
         """
         asked = list(incarnations)
         sent = self._clock.now()
-        with redis.pipeline(transaction=False) as pipe:
-            for incarnation in asked:
-                pipe.pttl(lead.keys.lease(incarnation))
-            left: dict[str, int] = dict(zip(asked, pipe.execute(), strict=True))
+        left = leases(redis, lead.keys, asked)
         received = self._clock.now()
         # After the leases were read: a step of the clock that ended one of them is seen now.
         self._clock.compare(redis)

@@ -60,6 +60,10 @@ class Consumers:
         registered = self._registrations.read(registrations)
         orders = {name: read_drain_order(text) for name, text in drains.items()}
         for name, registration in registered.items():
+            known = lane.consumers.get(registration.incarnation)
+            if known is not None and known.registration is registration and not known.draining and name not in orders:
+                # There may be ten thousand of them.
+                continue
             consumer = self._register(name.decode(), registration)
             self._leases.know(registration.incarnation, registration.lease_ms)
             if registration.leaving:

@@ -136,26 +136,12 @@ class Lead:
         self.world = world
         self.left: dict[str, int] = {}
         self.keys = self
-        self.asked: list[str] = []
 
     def lease(self, incarnation: str) -> str:
         return incarnation
 
-    def pipeline(self, **_: Any) -> Lead:
-        self.asked = []
-        return self
-
-    def __enter__(self) -> Lead:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def pttl(self, name: str) -> None:
-        self.asked.append(name)
-
-    def execute(self) -> list[int]:
-        return [self.left.get(name, -2) for name in self.asked]
+    def execute_command(self, _command: str, _sha: str, _count: int, *leases: str) -> list[int]:
+        return [self.left.get(name, -2) for name in leases]
 
     def time(self) -> tuple[int, int]:
         return self.world.time()
