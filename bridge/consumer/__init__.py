@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bridge.consumer.http_consumer import GiveUp, HttpConsumer, Message, Refuse
+    from bridge.consumer.http_consumer import HttpConsumer
+    from bridge.consumer.http_messages import GiveUp, Message, Refuse
 
 __all__ = ["GiveUp", "HttpConsumer", "Message", "Refuse"]
 
@@ -19,5 +20,6 @@ __all__ = ["GiveUp", "HttpConsumer", "Message", "Refuse"]
 def __getattr__(name: str) -> Any:
     if name in __all__:
         # Loaded when it is asked for: workers have no use for it.
-        return getattr(import_module("bridge.consumer.http_consumer"), name)
+        module = "http_consumer" if name == "HttpConsumer" else "http_messages"
+        return getattr(import_module(f"bridge.consumer.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,16 +8,11 @@ renewal that was answered, plus the lease, less a margin. After the deadline it 
 A handler that still runs then could overlap with another consumer, and Python cannot stop a thread. So the process
 ends, with status `LOST_STATUS`, unless ``exit_when_lost`` is false: then the handler continues, `Message.holds` is
 false, and its acknowledgement is refused.
-
-**Options of a message.** What has expired before its handler starts is dead, and the handler is not called. A handler
-that takes longer than its message allows fails when it ends: Python cannot stop a thread. `Message.left_s` is for a
-handler that stops by itself.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import ssl
@@ -25,12 +20,12 @@ import threading
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from bridge.consumer.deadline import MARGIN, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
-from bridge.routing.message_options import EXPIRED
+from bridge.consumer.http_messages import Message, Work, outcome_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,48 +39,6 @@ REGISTER_AGAIN_S = 0.5
 MOST_ITEMS = 500
 #: Answers that say that the incarnation is over.
 OVER = (404, 410)
-
-
-class Refuse(Exception):
-    """Raised by a handler: the message comes again, after ``delay`` seconds if given, and is not charged."""
-
-    def __init__(self, reason: str = "", delay: float | None = None) -> None:
-        super().__init__(reason)
-        self.delay = delay
-
-
-class GiveUp(Exception):
-    """Raised by a handler: the message is dead, and never comes again."""
-
-
-class Message(NamedTuple):
-    """A message, as its handler gets it."""
-
-    ticket_id: str
-    message_id: str
-    #: Grows with every delivery of the ticket. A store that keeps the largest one refuses older deliveries.
-    fence: int
-    attempt: int
-    task: str
-    payload: Any
-    #: ``{"attempt", "fence", "consumer", "cause"}`` of an attempt that was cut off; None: there was none.
-    lost: dict[str, Any] | None
-    #: ``{"max_attempts", "timeout_ms", "expires_ms"}``, as far as the message has them; None: it has none.
-    options: dict[str, Any] | None
-    #: Whether the consumer still holds the lease under which it was given this message.
-    holds: Callable[[], bool]
-    #: For how many seconds more the handler may run, as the message's ``timeout`` says; infinite without one.
-    left_s: Callable[[], float]
-
-
-class _Work(NamedTuple):
-    """A message that was received, and not begun."""
-
-    incarnation: str
-    #: As the master wrote it.
-    item: dict[str, Any]
-    #: When it expires, by the clock of `now_ns`; None: it does not.
-    expires_ns: int | None
 
 
 class HttpConsumer:
@@ -133,7 +86,7 @@ class HttpConsumer:
         self._changed = threading.Condition(self._lock)
         #: How many handlers run now.
         self._running = 0
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
         self._cancel: Callable[[], None] = lambda: None
 
@@ -315,9 +268,9 @@ class HttpConsumer:
             answered_ms = item["deadline_ms"] - found["lease_ms"]
             expires_ms = (item.get("options") or {}).get("expires_ms")
             expires_ns = None if expires_ms is None else received_ns + (expires_ms - answered_ms) * 1_000_000
-            self._take(_Work(incarnation, item, expires_ns))
+            self._take(Work(incarnation, item, expires_ns))
 
-    def _take(self, work: _Work) -> None:
+    def _take(self, work: Work) -> None:
         incarnation, item, _ = work
         fence = item["fence"]
         with self._lock:
@@ -336,7 +289,7 @@ class HttpConsumer:
                     continue
                 self._running += 1
             try:
-                outcome = self._outcome_of(work)
+                outcome = outcome_of(self._handler, work, self._holder(incarnation))
             finally:
                 with self._lock:
                     self._running -= 1
@@ -344,37 +297,8 @@ class HttpConsumer:
             said |= {"message_id": work.item["message_id"], "fence": work.item["fence"]}
             self._finished.put((incarnation, {**said, **outcome}))
 
-    def _message(self, work: _Work, until_ns: float) -> Message:
-        """What the handler gets. ``until_ns``: when its time is over."""
-        incarnation, item, _ = work
-        known: dict[str, Any] = {name: item.get(name) for name in Message._fields[:-2]}
-        return Message(
-            **known,
-            holds=lambda: self._incarnation == incarnation and self.holds,
-            left_s=lambda: (until_ns - now_ns()) / 1e9,
-        )
-
-    def _outcome_of(self, work: _Work) -> dict[str, Any]:
-        began_ns = now_ns()
-        if work.expires_ns is not None and began_ns >= work.expires_ns:
-            return {"outcome": "dead", "error": EXPIRED}
-        timeout_ms = (work.item.get("options") or {}).get("timeout_ms")
-        message = self._message(work, math.inf if timeout_ms is None else began_ns + timeout_ms * 1_000_000)
-        try:
-            self._handler(message)
-        except Refuse as exc:
-            delay = {} if exc.delay is None else {"delay": float(exc.delay)}
-            return {"outcome": "refused", "error": str(exc), **delay}
-        except GiveUp as exc:
-            return {"outcome": "dead", "error": str(exc)}
-        except Exception as exc:
-            logger.exception("message %s of ticket %s failed", message.message_id, message.ticket_id)
-            return {"outcome": "failed", "error": f"{type(exc).__name__}: {exc}"}
-        late_s = -message.left_s()
-        if late_s > 0:
-            logger.error("message %s of ticket %s took %.3g s too long", message.message_id, message.ticket_id, late_s)
-            return {"outcome": "failed", "error": f"it ended {late_s:.3g} s after the time that its message allows"}
-        return {"outcome": "done"}
+    def _holder(self, incarnation: str) -> Callable[[], bool]:
+        return lambda: self._incarnation == incarnation and self.holds
 
     def _acknowledge(self) -> None:
         """The thread that acknowledges: many messages in one call, when there are many."""

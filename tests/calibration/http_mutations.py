@@ -48,7 +48,7 @@ HTTP_MUTATIONS = [
     _port(
         "the Python client begins what has expired",
         "tests/unit/consumer/test_http_consumer.py::test_what_has_expired_is_dead_and_its_handler_is_not_called",
-        "bridge/consumer/http_consumer.py",
+        "bridge/consumer/http_messages.py",
         "if work.expires_ns is not None and began_ns >= work.expires_ns:",
     ),
     _port(
