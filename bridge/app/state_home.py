@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import ResponseError
+
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import unsplit_lane_of
 from bridge.app.state import StateDict
 from bridge.link.connections import client
 from bridge.producer.message_bytes import ticket_bytes
+from bridge.routing.errors import PayloadError
 from bridge.routing.keys import LaneKeys
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -63,5 +67,11 @@ def state(app: Celery, ticket_id: str | int, *, subscription: str | None = None)
 
 def read_state(redis: Redis, app: Celery, group: str, ticket: str) -> dict[str, Any]:
     """The state of ``ticket`` in the subscription ``group``. Raises `PayloadError` when it is damaged; redis errors."""
-    stored: Any = redis.hgetall(state_keys(redis, versions_of(app), group).state(ticket))
+    key = state_keys(redis, versions_of(app), group).state(ticket)
+    try:
+        stored: Any = redis.hgetall(key)
+    except ResponseError as exc:
+        if not str(exc).startswith("WRONGTYPE"):
+            raise
+        raise PayloadError(f"the key of the state of ticket {printable(ticket)} is no hash") from None
     return dict(StateDict(stored))

@@ -20,7 +20,7 @@ from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON
 from bridge.http.problems import Problem, documented, unavailable
 from bridge.http.site import Reading, Site, SiteOf, require
-from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.advice import Advice
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
 from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 router = APIRouter(tags=["views"])
+
+#: The port does not know what -A its callers need.
+_ADVICE = Advice("APP")
 
 #: Threads of the views, and the most requests that wait for one.
 THREADS = 2
@@ -100,7 +103,7 @@ async def status(site: SiteOf, caller: Reading, subscription: Subscription = Non
         every = [lane for some in lanes.values() for lane in some]
         with closing(reach_lanes(site.app, every)) as redis:
             found = read_subscriptions(redis, {name: [lane.settings for lane in some] for name, some in lanes.items()})
-            problems = lane_problems(redis, site.settings, every, found, lambda _lane: NOT_OF_AN_APP)
+            problems = lane_problems(redis, site.settings, every, found, lambda _lane: _ADVICE)
         return {"subscriptions": [one.document() for one in found], "problems": problems}
 
     return _Json(await _off_the_loop(read))
@@ -120,7 +123,7 @@ async def ticket(
     """Answers 404 when nothing is known of the ticket."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
-        found = find_ticket(site.app, redis, lane_of_ticket(lanes, ticket_id), ticket_id, lambda _lane: NOT_OF_AN_APP)
+        found = find_ticket(site.app, redis, lane_of_ticket(lanes, ticket_id), ticket_id, lambda _lane: _ADVICE)
         if found.state is None:
             raise Problem(404, "nothing is known of this ticket")
         return found.document()

@@ -70,6 +70,9 @@ def test_status_has_each_subscription(port: Port) -> None:
     port.post("/api/messages", {"ticket_id": "T"})
     answer = port.get("/api/status")
     assert [(one["name"], one["unread"]) for one in answer.body["subscriptions"]] == [(GROUP, 1)]
+    # The port does not know how its callers name the app: no command names the default one.
+    assert "-A APP " in json.dumps(answer.body)
+    assert "-A tasks" not in json.dumps(answer.body)
     [one] = port.get(f"/api/status?subscription={GROUP}").body["subscriptions"]
     assert (one["name"], one["unread"], one["undone"]) == (GROUP, 1, 1)
     assert port.get("/api/status?subscription=other").status == 404

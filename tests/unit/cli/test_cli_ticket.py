@@ -408,4 +408,8 @@ def test_what_a_ticket_keeps_is_shown_also_when_it_is_damaged(shell: CommandLine
     assert 'keeps     {"total":7,"names":["ü"]}' in shown.stdout
     lane.redis.hset(lane.keys.state("B"), "total", "{")
     assert "keeps     the state cannot be read: the field total" in shell("ticket", "show", "B").stdout
+    lane.redis.rpush(lane.keys.state("D"), "x")
+    assert (
+        "the state cannot be read: the key of the state of ticket D is no hash" in shell("ticket", "show", "D").stdout
+    )
     assert "keeps" not in shell("ticket", "show", "C").stdout

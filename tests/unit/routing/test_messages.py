@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -252,3 +254,9 @@ def test_an_entry_in_the_wrong_partition_is_refused_unless_it_was_dispatched_bef
             assert isinstance(found, Refusal)
             assert (found.reason, found.detail) == (Refused.WRONG_PARTITION, f"partition {right} of 4")
         assert isinstance(parser.parse_begun("1-1", fields), Message)
+
+
+def test_the_page_of_errors_has_each_reason() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "errors.md"
+    shown = [re.escape(one).replace("…", ".*") for one in re.findall(r"`([^`]+)`", page.read_text())]
+    assert [one.value for one in Refused if not any(re.fullmatch(form, one.value) for form in shown)] == []
