@@ -90,6 +90,8 @@ def read_options(id_ms: int, fields: Sequence[bytes], *, has_payload: bool) -> M
                 raise BadOptionError(name.decode(), is_twice=True)
             found[name] = fields[i + 1]
     due_ms, hold = _due(id_ms, found)
+    if found.keys() <= ALWAYS:
+        return MessageOptions(due_ms, hold) if due_ms else None
     options = MessageOptions(
         due_ms,
         hold,

@@ -323,6 +323,10 @@ class Leader:
         skips = lag.excess > 0 and not lane.behind
         batch = Batch()
         settled = False
+        flooded = self._delayed.flooded
+        if flooded:
+            # Half of the turn may go into that. So what has come by then is read behind it, and sent in this turn.
+            self._delayed.run(batch)
         if self._outcomes.asked and self._outcomes.file in ready:
             if self._steps.settle(self._outcomes.answer(), batch):
                 self._busy_at = time.monotonic()
@@ -335,7 +339,7 @@ class Leader:
             self._skip_entries(batch)
         elif wants_entries and self._more:
             self._read_entries(batch)
-        if lane.next_due_ms is not None:
+        if lane.next_due_ms is not None and not (flooded and self._delayed.flooded):
             self._delayed.run(batch)
         self._steps.advance(batch)
         if skips and lag.again and not lag.excess:

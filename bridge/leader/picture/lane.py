@@ -82,7 +82,7 @@ class Lane(TicketRecords):
             return
         elif self.has_late and ticket.waiting and ticket.waiting[-1].place > id_key(message.id):
             # A late message was read with it, or the ids have nothing to do with the time.
-            self._put_in_place(ticket, message)
+            self._put_in_place(ticket, message, message.place)
             return
         elif self.has_enough(ticket, message.size):
             self.spill(ticket, id_key(message.id))
@@ -161,7 +161,7 @@ class Lane(TicketRecords):
         elif ticket.spilled_from is not None and place >= ticket.spilled_from:
             ticket.waiting_known += 1
             return
-        self._put_in_place(ticket, message)
+        self._put_in_place(ticket, message, place)
 
     def leave_late(self, ticket_id: str, id_: str, due_ms: int, batch: Batch) -> None:
         """Notes a late message that is pending under the master's name, and leaves it spilled."""
@@ -198,13 +198,12 @@ class Lane(TicketRecords):
             ticket.spilled_from = min(front, ticket.spilled_from or front)
             self.spilled.add(ticket)
 
-    def _put_in_place(self, ticket: Ticket, message: Message) -> None:
+    def _put_in_place(self, ticket: Ticket, message: Message, place: Place) -> None:
         """Puts a message that comes late to its place, but not before a message that was begun. It goes before those
         that are spilled.
         """
         # The message may come first, and be of another task.
         self.stranded.free(ticket)
-        place = message.place
         if ticket.holding and (not ticket.waiting or place < ticket.waiting[0].place):
             front = ticket.front_id
             if not front or place < id_key(front):
@@ -255,7 +254,7 @@ class Lane(TicketRecords):
             self.stranded.free(ticket)
             # It is read with the spilled messages, in its place. Taken in here as well, it would be there twice.
             return
-        self._put_in_place(ticket, message)
+        self._put_in_place(ticket, message, message.place)
 
     def _drop_from(self, ticket: Ticket, place: Place) -> None:
         """Removes the waiting messages from ``place`` on from memory, but not one that was begun."""

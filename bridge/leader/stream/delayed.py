@@ -57,6 +57,8 @@ class Delayed:
         #: Nothing is moved before this time (monotonic seconds), unless more was read.
         self._again_at = 0.0
         self._tried_at: tuple[int, int] | None = None
+        #: Whether more were due than the last turn moved.
+        self.flooded = False
         #: Whether tickets waited for some messages when this term began.
         self._has_held = False
 
@@ -134,7 +136,7 @@ class Delayed:
         lane.next_due_ms = min([*coming, *([] if moved.next_ms is None else [moved.next_ms])], default=None)
         for entry in moved.entries:
             self._reading.take_late(entry, int(float(entry[2])), batch)
-        more = moved.next_ms is not None and moved.next_ms < moved.before_ms
+        more = self.flooded = moved.next_ms is not None and moved.next_ms < moved.before_ms
         if not (more or coming):
             pause_s = GATHER_S if moved.entries else AGAIN_S
             self._tried_at, self._again_at = lane.read_to, time.monotonic() + pause_s
