@@ -40,9 +40,9 @@ def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
 ) -> list[tuple[ReturnCode, str]]:
     """Applies effects and writes outcomes. Returns a code for each message, and for ERR what cannot be applied."""
-    args: list[Argument] = [incarnation, len(successes)]
+    args: list[Argument] = [incarnation, len(successes), *[success.ticket for success in successes]]
     for success in successes:
-        args += (success.ticket, success.fence, success.outcome, len(success.effects))
+        args += (success.fence, success.outcome, len(success.effects))
         for effect in success.effects:
             args += (effect.kind, effect.check, len(effect.arguments))
             args += effect.arguments

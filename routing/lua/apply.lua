@@ -4,9 +4,9 @@
 -- KEYS: 1 tickets, 2 applied, 3 outcomes, 4 a key that never exists. The keys that the effects touch
 --       are not among them. Otherwise the server would refuse the whole call when its user may not touch one key, and
 --       all messages of the call would fail.
--- ARGV: incarnation, number of messages; of each: ticket, fence, outcome (JSON), number of effects; of each effect:
---       type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument), number of
---       arguments, arguments.
+-- ARGV: incarnation, number of messages, their tickets ...; of each message: fence, outcome (JSON), number of effects;
+--       of each effect: type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument),
+--       number of arguments, arguments.
 -- Returns: an empty list: all are 'OK'; else a list with a code for each message: 'OK'; 'AGAIN': applied before, by
 --          this same call, whose reply was lost; 'STALE': the fence is not the current one, nothing was changed;
 --          'ERR ...': an effect cannot be applied, and none was.
@@ -19,7 +19,6 @@
 -- Without it, a lane whose tasks have effects would stop on a full server: all done, and nothing acknowledged.
 redis.call('XDEL', KEYS[3], '0-1')
 
-local at = 2
 local codes, accepted = {}, {}
 local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay together
 
@@ -152,24 +151,14 @@ end
 
 -- Read all records and fences first: one call for all messages costs little more than one for each of them.
 local messages = tonumber(ARGV[2])
-local places, tickets = {}, {}
-for m = 1, messages do
-  places[m] = at
-  tickets[m] = ARGV[at + 1]
-  local effects = tonumber(ARGV[at + 4])
-  at = at + 4
-  for _ = 1, effects do
-    at = at + 3 + tonumber(ARGV[at + 3])
-  end
-end
 local records, applied_fences = {}, {}
 for from = 1, messages, CHUNK do
   local upto = math.min(from + CHUNK - 1, messages)
-  local some = redis.call('HMGET', KEYS[1], unpack(tickets, from, upto))
-  local fences = redis.call('HMGET', KEYS[2], unpack(tickets, from, upto))
+  local some = redis.call('HMGET', KEYS[1], unpack(ARGV, from + 2, upto + 2))
+  local fences = redis.call('HMGET', KEYS[2], unpack(ARGV, from + 2, upto + 2))
   for m = from, upto do
     records[m] = some[m - from + 1]
-    applied_fences[tickets[m]] = tonumber(fences[m - from + 1] or '0')
+    applied_fences[ARGV[m + 2]] = tonumber(fences[m - from + 1] or '0')
   end
 end
 
@@ -182,10 +171,15 @@ local function note()
 end
 
 local all_fine = true
+local at = messages + 2
 for m = 1, messages do
-  at = places[m]
-  local ticket, fence, outcome, effects = tickets[m], tonumber(ARGV[at + 2]), ARGV[at + 3], tonumber(ARGV[at + 4])
-  at = at + 4
+  local ticket, fence, outcome, effects = ARGV[m + 2], tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
+  local fence_text = ARGV[at + 1]
+  at = at + 3
+  local effect = at  -- the place in ARGV before each effect
+  for _ = 1, effects do
+    at = at + 3 + tonumber(ARGV[at + 3])
+  end
   local base, count = string.match(records[m] or '', '^%[(%d+),(%d+),')
   base = tonumber(base or '0')
   local done = applied_fences[ticket]
@@ -196,19 +190,21 @@ for m = 1, messages do
     codes[m] = fence == done and 'AGAIN' or 'STALE'
   else
     local err
-    if effects == 1 and ARGV[at + 2] == '' then
+    if effects == 1 and ARGV[effect + 2] == '' then
       -- One command is checked by the server itself: when it fails, nothing was applied. The checks find better words.
-      local first, last = at + 4, at + 3 + tonumber(ARGV[at + 3])
-      err = call({first, last})
-      err = err and (problem(ticket, ARGV[at + 1], '', first, last) or err)
+      local reply = redis.pcall(unpack(ARGV, effect + 4, at))
+      if type(reply) == 'table' and reply.err then
+        local command = string.upper(ARGV[effect + 4])
+        err = problem(ticket, ARGV[effect + 1], '', effect + 4, at) or command .. ': ' .. reply.err
+      end
     else
       local calls, publications = {}, {}
       for _ = 1, effects do
-        local n = tonumber(ARGV[at + 3])
-        err = err or problem(ticket, ARGV[at + 1], ARGV[at + 2], at + 4, at + 3 + n)
-        local kind = string.upper(ARGV[at + 4]) == 'PUBLISH' and publications or calls
-        kind[#kind + 1] = {at + 4, at + 3 + n}
-        at = at + 3 + n
+        local first, last = effect + 4, effect + 3 + tonumber(ARGV[effect + 3])
+        err = err or problem(ticket, ARGV[effect + 1], ARGV[effect + 2], first, last)
+        local kind = string.upper(ARGV[first]) == 'PUBLISH' and publications or calls
+        kind[#kind + 1] = {first, last}
+        effect = last
       end
       err = err or applied(calls, publications)
     end
@@ -217,7 +213,7 @@ for m = 1, messages do
     else
       applied_fences[ticket] = fence
       noted[#noted + 1] = ticket
-      noted[#noted + 1] = string.format('%.0f', fence)
+      noted[#noted + 1] = fence_text
       if #noted >= CHUNK then
         note()
       end
