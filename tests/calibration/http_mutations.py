@@ -46,6 +46,13 @@ HTTP_MUTATIONS = [
         'if b"transfer-encoding" in names and b"content-length" in names:',
     ),
     _port(
+        "the key of a push is ignored",
+        f"{TESTS}/test_pushing.py::test_a_push_with_a_key_can_be_sent_again",
+        "bridge/http/pushing.py",
+        "idempotency_key=key,",
+        "idempotency_key=None,",
+    ),
+    _port(
         "the Python client begins what has expired",
         "tests/unit/consumer/test_http_consumer.py::test_what_has_expired_is_dead_and_its_handler_is_not_called",
         "bridge/consumer/http_messages.py",

@@ -677,6 +677,14 @@ SCRIPT_MUTATIONS = [
         "",
     ),
     _script(
+        "an acknowledgement over HTTP that is repeated counts twice",
+        "I1",
+        ACKNOWLEDGE,
+        "test_http_consumers::test_each_delivery_of_a_message_that_comes_again_has_an_answer_of_its_own",
+        "redis.call('HDEL', KEYS[k + 2], fence)",
+        "",
+    ),
+    _script(
         "an HTTP consumer is given messages although a lease is over",
         "I5",
         TAKE,
