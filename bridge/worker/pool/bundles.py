@@ -46,11 +46,18 @@ UNREADABLE = object()
 
 def run_bundle(execution: Execution, request: dict[str, Any], body: str) -> Traced:
     """Runs the bundle's messages. Returns what Celery's pool expects; the result is the events for Flower."""
-    with execution.row(first_fence(request)) as row:
-        return _run(execution, row, request, body)
+    template = request_of_bundle(request, execution.hostname)
+    light = LightTracer(template)
+    try:
+        with execution.row(first_fence(request)) as row:
+            return _run(execution, row, request, body, template, light)
+    finally:
+        light.close()
 
 
-def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> Traced:
+def _run(
+    execution: Execution, row: int, request: dict[str, Any], body: str, template: dict[str, Any], light: LightTracer
+) -> Traced:
     # ``row``: this process's row of the shared page. It holds the fence that runs.
     shared = execution.shared
     incarnation = request[HEADER_INCARNATION]
@@ -64,8 +71,6 @@ def _run(execution: Execution, row: int, request: dict[str, Any], body: str) -> 
         ]
         for ticket, offset, attempt, messages in readable_runs(body, UNREADABLE)
     ]
-    template = request_of_bundle(request, execution.hostname)
-    light = LightTracer(template)
     cut_off, asked = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
     if cut_off:
         for deliveries in runs:

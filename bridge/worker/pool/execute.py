@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,6 +90,8 @@ class Execution:
         self.writer = writer
         self.hostname = hostname
         self.states = States(lane, versions_of(app), writer)
+        #: (incarnation, what `_calls_of` returned for it).
+        self._calls: tuple[str, tuple[Callable[[TicketContext], None], Callable[[], bool]]] | None = None
         #: First fence of a Celery message -> what cut it off. For pools within the main process.
         self.cut_off: dict[int, CutOff] = {}
         # The keys of all partitions, and those beside the stream itself.
@@ -153,8 +155,7 @@ class Execution:
             delivery.attempt,
             delivery.fence,
             max_attempts,
-            partial(self._write_early, incarnation),
-            partial(self.shared.holds, incarnation),
+            *self._calls_of(incarnation),
             delivery.lost,
             self.lane,
         )
@@ -182,6 +183,15 @@ class Execution:
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
         return self._end(delivery, context, traced)
+
+    def _calls_of(self, incarnation: str) -> tuple[Callable[[TicketContext], None], Callable[[], bool]]:
+        """How a message of ``incarnation`` writes its success, and asks for its lease. The same for all messages."""
+        known = self._calls
+        if known is None or known[0] != incarnation:
+            calls = partial(self._write_early, incarnation), partial(self.shared.holds, incarnation)
+            # Set in one step, for pools with threads.
+            known = self._calls = (incarnation, calls)
+        return known[1]
 
     def _end(self, delivery: Delivery, context: TicketContext, traced: Any) -> tuple[Outcome, Traced]:
         """The outcome of a message that ran, and the result for Celery. ``traced``: what the tracer returned."""

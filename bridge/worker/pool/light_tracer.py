@@ -29,7 +29,7 @@ from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
-from celery.utils.threads import LocalStack
+from celery.utils.threads import _LocalStack, release_local
 from kombu.utils.encoding import safe_repr
 
 from bridge.app.handling import enter, handled
@@ -57,12 +57,20 @@ Traced = tuple[Any, Any, Any, Any]
 class LightTracer:
     """Runs messages of one bundle. ``request``: the request fields that they share."""
 
-    __slots__ = ("_request", "_templates")
+    __slots__ = ("_request", "_stacks", "_templates")
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._request = request
         #: Task name -> the attributes of its requests in this bundle; None: the task needs Celery's tracer.
         self._templates: dict[str, dict[str, Any] | None] = {}
+        #: Celery's stacks that were used.
+        self._stacks: set[Any] = set()
+
+    def close(self) -> None:
+        """The bundle has ended. Must be called on the thread or greenlet that ran it."""
+        for stack in self._stacks:
+            if not stack.stack:
+                release_local(stack)
 
     def run(self, task: Any, delivery: Delivery, context: TicketContext) -> Traced | None:
         """Runs the body. None: it was not run, and Celery's tracer must run it."""
@@ -70,6 +78,7 @@ class LightTracer:
             template = self._templates[delivery.task]
         except KeyError:
             template = self._templates[delivery.task] = self._template(task)
+            self._stacks |= {_task_stack, task.request_stack}
         if template is None or _has_receivers():
             return None
         started = time.monotonic()
@@ -87,8 +96,9 @@ class LightTracer:
             "headers": {"bridge_ticket": context},
         }
         requests = task.request_stack
-        _task_stack.push(task)
-        requests.push(request)
+        # Popped without Celery's method, which forgets an empty stack: to make it again for each message costs more
+        # than the rest of this.
+        tasks_now, requests_now = _task_stack.push(task), requests.push(request)
         try:
             result = handled(task, context, request, args, kwargs)
         except Exception as exc:
@@ -104,8 +114,8 @@ class LightTracer:
                 return result, None, runtime, shown
             context.came_of_body = (None, result)
         finally:
-            _task_stack.pop()
-            requests.pop()
+            tasks_now.pop()
+            requests_now.pop()
         # The body may have changed its request, and Celery's tracer takes it over.
         return _traced_by_celery(task, delivery, own)
 
@@ -164,7 +174,7 @@ def is_light(task: Any) -> bool:
         and type(task).__call__ is enter
         and task._calls_run
         and "__call__" not in vars(task)
-        and type(task.request_stack) is LocalStack
+        and type(task.request_stack) is type(_task_stack) is _LocalStack
         and trace.Context is Context
         and backend.mark_as_done is Backend.mark_as_done
         and backend.process_cleanup is Backend.process_cleanup

@@ -16,6 +16,7 @@ from celery import Celery, current_task, signals
 from celery._state import _task_stack
 from celery.app import trace
 from celery.exceptions import Ignore, Reject
+from celery.utils.threads import get_ident
 
 from bridge.app.installation import install
 from bridge.app.refusing import Dead, Drop, Nack
@@ -321,6 +322,15 @@ def test_a_success_is_not_traced_by_celery() -> None:
     cells["loader_task_init"].cell_contents.__self__.on_task_init = entered.append
     assert shop.run()[-4]
     assert entered == []
+
+
+def test_nothing_is_left_on_celerys_stacks() -> None:
+    """Else each greenlet of a pool would leave an empty stack behind for ever."""
+    shop = Shop(returns(1))
+    shop.run()
+    assert light_tracer.is_light(shop.task)
+    for stack in (_task_stack, shop.task.request_stack):
+        assert get_ident() not in dict(stack._local)
 
 
 def prerun(shop: Any) -> None:
