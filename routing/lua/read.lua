@@ -75,7 +75,7 @@ end
 -- The size of an entry is known only after it was read. So this reads few entries at first if the last ones were large,
 -- and never so many that they could have far more bytes than the budget.
 local STEP = math.max(1, math.min(16, math.floor(4 * budget / limit)))
-local found, at, count, last = {'OK', 0, 0}, 3, 0, nil  -- what is returned, its length, its entries, the last id
+local found, at, count, last = {'', 0, 0}, 3, 0, nil  -- what is returned, its length, its entries, the last id
 local bytes, largest, more = 0, 0, 1
 local step = math.min(tonumber(ARGV[8]), STEP, most)
 local after = ARGV[9]
@@ -133,5 +133,6 @@ if read_before and after == '>' and more == 1 and count > 0 then
   -- before an existing one are deleted, as done entries are. Behind the last entry it knows the count again.
   redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], last, 'ENTRIESREAD', read_before + count)
 end
+found[1] = 'OK'
 found[2], found[3] = largest, more
 return found

@@ -72,7 +72,7 @@ def test_every_return_code_is_stated_and_every_stated_code_is_returned(path: Pat
     header, code = split(path)
     stated = codes_in(section(header, "Returns:"))
     returned = set()
-    for statement in re.findall(r"(?:return|codes\[m\] =)\s+(.+)", code):
+    for statement in re.findall(r"(?:return|\w+\[(?:m|1)\] =)\s+(.+)", code):
         returned |= {found.strip() for found in re.findall(r"'([A-Z]+ ?)'", statement.split("redis.call")[0])}
     assert stated == returned
     assert stated <= {one.value for one in ReturnCode}
