@@ -168,7 +168,7 @@ class _Keeper:
         self._serve_at = self._spare_at = 0.0
 
     def run(self, begin_at: float = 0.0) -> None:
-        """Until the master ends, or asks it to. ``begin_at``: when it starts its processes."""
+        """Runs until the master ends, or asks it to end. ``begin_at``: when it starts its processes."""
         signals = _Signals({self._lifeline: signal.SIGTERM})
         self._own = os.pipe()
         self._serve_at = self._spare_at = begin_at

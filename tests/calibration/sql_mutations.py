@@ -24,7 +24,11 @@ SQL_MUTATIONS = [
         "        return connection.execute(stored).first() is not None",
         "        with connection.engine.begin() as own:\n            return own.execute(stored).first() is not None",
     ),
-    _inbox("an id that is there is no reason", "return connection.execute(stored).first() is not None", "return True"),
+    _inbox(
+        "an id that is stored already does not count",
+        "return connection.execute(stored).first() is not None",
+        "return True",
+    ),
     _inbox("two tickets share a fence", 'text.replace("\\\\", "\\\\\\\\").replace', "text.replace"),
     _inbox("autocommit is not noticed", '"autocommit", False) is True', '"autocommit", False) is None'),
 ]
