@@ -67,7 +67,7 @@ HTTP_MUTATIONS = [
         "for call in (self._acknowledge, self._beat)]",
     ),
     _port(
-        "who asks for a connection again at once goes before those that wait",
+        "a caller that asks again at once goes before those that wait",
         "tests/unit/routing/test_async_connection.py::test_who_comes_again_at_once_waits_behind_those_that_wait",
         "routing/async_connection.py",
         "await asyncio.wait_for(self._turns.acquire(), self.timeout)",

@@ -68,7 +68,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "what is dead is not acknowledged",
+        "a dead message is not acknowledged",
         "I1",
         "steady",
         ("ledger: left over", "audit: disagreeing"),
@@ -117,7 +117,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "nobody looks whether a message has expired",
+        "an expired message is run",
         "I1",
         "refusals",
         ("ledger: expired",),
@@ -181,7 +181,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "a ticket goes on behind effects that were refused",
+        "a ticket goes on after its effects were refused",
         "I2",
         "steady",
         ("ledger: started too early",),
@@ -225,7 +225,7 @@ MUTATIONS = [
     ),
     # -- I3: an acknowledgement follows a recorded outcome, in one step with the release ---------------------------
     Mutation(
-        "acknowledged at dispatch",
+        "a message is acknowledged at its dispatch",
         "I3",
         "steady",
         ("look: acknowledged early", "look: state"),
@@ -238,7 +238,7 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "never acknowledged",
+        "a message is never acknowledged",
         "I3",
         "steady",
         ("ledger: left over", "audit: disagreeing"),
@@ -246,7 +246,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "acknowledged in a step of its own",
+        "a message is acknowledged in a step of its own",
         "I3",
         "steady",
         ("look: state", "writes: outside a script"),
@@ -361,14 +361,14 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "what waits is known to nobody after the leader",
+        "waiting messages are unknown to the next leader",
         "I6",
         "late dispatch",
         ("ledger: lost", "scenario: stuck"),
         (Edit("bridge/leader/takeover/rebuild.py", "in self._mended():", "in ():"),),
     ),
     Mutation(
-        "what is parked is known to the leader only",
+        "parked tickets are in the leader's memory only",
         "I6",
         "parked",
         ("scenario: a parked ticket ran",),
@@ -384,14 +384,14 @@ MUTATIONS = [
     ),
     # -- I7: deciding, claiming, recording and pushing are one step ------------------------------------------------
     Mutation(
-        "dispatched without a claim",
+        "a message is dispatched without a claim",
         "I7",
         "steady",
         ("look: state",),
         (Edit(ADVANCE, "    claim(ARGV[to + 1], id, ids)\n", ""),),
     ),
     Mutation(
-        "pushed to the queue after the script",
+        "a message is pushed to the queue after the script",
         "I7",
         "steady",
         ("writes: outside a script",),
@@ -418,14 +418,14 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "a batch asks who leads and does not care",
+        "a batch asks who leads and ignores the answer",
         "I8",
         "late dispatch",
         ("ledger: applied twice",),
         (Edit(ADVANCE, _LEADS, "if redis.call('GET', KEYS[1]) == '' then"),),
     ),
     Mutation(
-        "a read asks who leads and does not care",
+        "a read asks who leads and ignores the answer",
         "I8",
         "late read",
         ("ledger: started too early",),
@@ -441,7 +441,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "a lane led twice",
+        "a lane has two leaders",
         "I8",
         "two masters",
         ("look: state",),
@@ -449,7 +449,7 @@ MUTATIONS = [
         long=True,
     ),
     Mutation(
-        "a lane led twice when it goes to its owner",
+        "a lane has two leaders when it goes to its owner",
         "I8",
         "shared lanes",
         ("look: state",),
@@ -617,7 +617,7 @@ MUTATIONS = [
     ),
     # -- promise 3, for each subscription: it gets every message that it wants ------------------------------------
     Mutation(
-        "a subscription leaves out what it wants",
+        "a subscription leaves out messages that it wants",
         "promise 3",
         "two subscriptions",
         ("ledger: lost", "audit: withheld"),

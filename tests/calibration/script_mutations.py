@@ -83,7 +83,7 @@ SCRIPT_MUTATIONS = [
         "",
     ),
     _script(
-        "a run that moves is claimed back if it is pending still",
+        "a run that moves is claimed back if it is still pending",
         "I1",
         REROUTE,
         "test_reroute::test_a_message_that_was_acknowledged_by_hand_comes_again",
@@ -91,7 +91,7 @@ SCRIPT_MUTATIONS = [
         "ARGV[i], 'JUSTID'",
     ),
     _script(
-        "only what is pending is adopted",
+        "only pending entries are adopted",
         "I1",
         ADOPT,
         "test_reroute::test_entries_are_pending_where_they_belong_wherever_they_were",
@@ -115,7 +115,7 @@ SCRIPT_MUTATIONS = [
         "needed = needed and #redis.call('XPENDING'",
     ),
     _script(
-        "an entry leaves although there is a subscription that nobody knew of",
+        "an entry leaves although an unknown subscription needs it",
         "I1",
         REMOVE,
         "test_retention::test_remove_touches_nothing_when_the_groups_are_others",
@@ -132,7 +132,7 @@ SCRIPT_MUTATIONS = [
         "if false and (found[k - i + 1] or '') ~=",
     ),
     _script(
-        "the records of what moves are not compared",
+        "the records of moving tickets are not compared",
         "I2",
         REROUTE,
         "test_reroute::test_a_record_that_is_not_as_expected_moves_nothing",
@@ -231,7 +231,7 @@ SCRIPT_MUTATIONS = [
         "string.format('%.0f', last)",
     ),
     _script(
-        "fences behind the run pass for its own",
+        "fences after the run count as its own",
         "I4",
         APPLY,
         "test_apply::test_a_fence_that_is_not_current_changes_nothing",
@@ -239,7 +239,7 @@ SCRIPT_MUTATIONS = [
         "",
     ),
     _script(
-        "fences before the run pass for its own",
+        "fences before the run count as its own",
         "I4",
         APPLY,
         "test_apply::test_a_fence_that_is_not_current_changes_nothing",
@@ -280,7 +280,7 @@ SCRIPT_MUTATIONS = [
         "false",
     ),
     _script(
-        "two take a name at once",
+        "two consumers take a name at once",
         "I5",
         REGISTER,
         "test_consumers::test_one_of_two_workers_that_start_under_one_name_wins",
@@ -304,7 +304,7 @@ SCRIPT_MUTATIONS = [
         "",
     ),
     _script(
-        "one that lives is forgotten",
+        "a live consumer is forgotten",
         "I5",
         FORGET,
         "test_consumers::test_a_live_consumer_is_not_forgotten",
@@ -313,7 +313,7 @@ SCRIPT_MUTATIONS = [
     ),
     # -- I7 ----------------------------------------------------------------------------------------------------------
     _script(
-        "recorded and not pushed",
+        "a dispatch is recorded and not pushed",
         "I7",
         ADVANCE,
         "test_advance::test_a_whole_batch_changes_exactly_what_it_says",
@@ -322,7 +322,7 @@ SCRIPT_MUTATIONS = [
     ),
     # -- I8 ----------------------------------------------------------------------------------------------------------
     _script(
-        "anybody may send a batch",
+        "any master may send a batch",
         "I8",
         ADVANCE,
         "test_advance::test_a_master_that_does_not_lead_changes_nothing",
@@ -338,7 +338,7 @@ SCRIPT_MUTATIONS = [
         "if string.match(redis.call('GET', KEYS[1]) or '', ' .*') ~= string.match(ARGV[1], ' .*') then",
     ),
     _script(
-        "anybody may read",
+        "any master may read",
         "I8",
         READ,
         "test_read::test_a_former_leader_takes_nothing_from_the_next_one",
@@ -346,7 +346,7 @@ SCRIPT_MUTATIONS = [
         _SOMEBODY,
     ),
     _script(
-        "anybody may move tickets",
+        "any master may move tickets",
         "I8",
         REROUTE,
         "test_reroute::test_a_master_that_does_not_lead_moves_nothing",
@@ -354,7 +354,7 @@ SCRIPT_MUTATIONS = [
         _SOMEBODY,
     ),
     _script(
-        "anybody may adopt entries",
+        "any master may adopt entries",
         "I8",
         ADOPT,
         "test_reroute::test_a_master_that_does_not_lead_adopts_nothing",
@@ -362,7 +362,7 @@ SCRIPT_MUTATIONS = [
         _SOMEBODY,
     ),
     _script(
-        "anybody may forget a consumer",
+        "any master may forget a consumer",
         "I8",
         FORGET,
         "test_consumers::test_a_master_that_does_not_lead_forgets_no_consumer",
@@ -378,7 +378,7 @@ SCRIPT_MUTATIONS = [
         "(redis.call('INCR', KEYS[2]) % 2)",
     ),
     _script(
-        "who leads no more removes entries",
+        "a former leader removes entries",
         "I8",
         REMOVE,
         "test_retention::test_remove_is_the_leaders_alone",
@@ -394,7 +394,7 @@ SCRIPT_MUTATIONS = [
         "if current and string.match(current, ' .*') ~= ' ' .. ARGV[1] then",
     ),
     _script(
-        "anybody's lead is renewed",
+        "another master's lead is renewed",
         "I8",
         RENEW,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
@@ -402,7 +402,7 @@ SCRIPT_MUTATIONS = [
         _SOMEBODY,
     ),
     _script(
-        "anybody's lead is ended",
+        "another master's lead is ended",
         "I8",
         RESIGN,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
@@ -419,7 +419,7 @@ SCRIPT_MUTATIONS = [
         "redis.call('SET', KEYS[1], token)",
     ),
     _script(
-        "the queue of one that is gone stays",
+        "the queue of a lost consumer stays",
         "I9",
         FORGET,
         "test_consumers::test_a_consumer_without_pending_entries_is_forgotten_completely",
@@ -427,7 +427,7 @@ SCRIPT_MUTATIONS = [
         "",
     ),
     _script(
-        "a read brings all that there is",
+        "a read returns all entries at once",
         "I9a",
         READ,
         "test_read::test_a_read_ends_when_it_has_enough_bytes_and_the_next_one_goes_on",
@@ -601,7 +601,7 @@ SCRIPT_MUTATIONS = [
         "if false then",
     ),
     _script(
-        "who leads no more pushes a tick",
+        "a former leader pushes a tick",
         "I8",
         f"{LUA}/tick.lua",
         "test_ticks::test_only_a_leader_pushes",
@@ -610,7 +610,7 @@ SCRIPT_MUTATIONS = [
     ),
     # -- notices of dead letters -------------------------------------------------------------------------------------
     _script(
-        "who leads no more notes what was told",
+        "a former leader notes what was told",
         "I8",
         f"{LUA}/notified.lua",
         "test_notices::test_only_the_leader_notes_what_was_told",
@@ -636,7 +636,7 @@ SCRIPT_MUTATIONS = [
         "elseif false then",
     ),
     _script(
-        "effects are applied up to the first that cannot be",
+        "effects are applied up to the first that cannot be applied",
         "promise 4",
         APPLY,
         "test_apply::test_a_key_of_another_type_lets_nothing_be_applied",
@@ -645,7 +645,7 @@ SCRIPT_MUTATIONS = [
     ),
     # -- HTTP consumers ------------------------------------------------------------------------------------------------
     _script(
-        "an outcome over HTTP counts for whatever message has its fence",
+        "an outcome over HTTP counts for any message with its fence",
         "I4",
         ACKNOWLEDGE,
         "test_http_consumers::test_an_outcome_is_written_once_under_its_fence_in_its_lane",
@@ -725,7 +725,7 @@ SCRIPT_MUTATIONS = [
         "if false then",
     ),
     _script(
-        "a heartbeat revives what is left of an incarnation",
+        "a heartbeat revives an incarnation that is over",
         "I5",
         f"{LUA}/heartbeat.lua",
         "test_http_consumers::test_when_one_lease_is_over_the_incarnation_is_over",
