@@ -7,42 +7,46 @@ and what was on its way arrives when it goes on, long after its sender has given
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import socket
 import sys
+import threading
 
 from bridge.stack.ports import HOST
 
 READY = "the line is open"
 
 
-async def carry(listen_port: int, server_port: int) -> None:
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    """Passes on what comes from one side, until one of them ends."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def serve(process: socket.socket, server_port: int) -> None:
+    """One connection, both ways. Threads that block cost a third of what a loop costs for each chunk."""
+    with process, contextlib.suppress(OSError), socket.create_connection((HOST, server_port)) as server:
+        for end in (process, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = threading.Thread(target=pump, args=(server, process), daemon=True)
+        back.start()
+        pump(process, server)
+        back.join()
+
+
+def carry(listen_port: int, server_port: int) -> None:
     """Passes everything on, for ever."""
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            from_server, to_server = await asyncio.open_connection(HOST, server_port)
-        except OSError:
-            writer.transport.abort()
-            return
-        await asyncio.gather(pump(reader, to_server), pump(from_server, writer))
-
-    server = await asyncio.start_server(serve, HOST, listen_port)
-    print(READY, flush=True)
-    async with server:
-        await server.serve_forever()
+    with socket.create_server((HOST, listen_port)) as listening:
+        print(READY, flush=True)
+        while True:
+            accepted, _ = listening.accept()
+            threading.Thread(target=serve, args=(accepted, server_port), daemon=True).start()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(carry(int(sys.argv[1]), int(sys.argv[2])))
+        carry(int(sys.argv[1]), int(sys.argv[2]))
