@@ -1,5 +1,6 @@
 """The jobs on masters whose executors are other processes, with a Python that has pyarrow and redis-py but not this
-project.
+project. All are long: `test_source_executor.py` has what tasks do in such a Python, and `test_spark_packages.py` that
+it gets the archive.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.integration.spark.spark_inputs import MORE, ROWS, TICKETS, write_inpu
 from tests.integration.spark.spark_jobs import command, said
 from tests.integration.spark.spark_round import AGAIN, STREAM
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,6 @@ def test_a_push_and_an_archive_on_an_executor_that_the_driver_starts(a_round: Ro
     a_round.run(ONE_EXECUTOR, "push", "messages")
 
 
-@pytest.mark.long
 class TestMatrix:
     """Every master with every job and every kind of Python that executors may have."""
 

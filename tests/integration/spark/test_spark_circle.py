@@ -221,7 +221,10 @@ def counts_of(events: list[Event]) -> dict[str, int]:
     return dict(zip(COUNTED, (*values, executions - (len(events) - dead)), strict=True))
 
 
-@pytest.mark.parametrize("java", ["any", pytest.param("wheel", marks=pytest.mark.long)])
+# Long: `test_spark_push_follow.py` has a push that follows a folder and waits, the test above a bounded stream, and the
+# demo's test a push as a process.
+@pytest.mark.long
+@pytest.mark.parametrize("java", ["any", "wheel"])
 def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, java: str
 ) -> None:
@@ -245,7 +248,7 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     arguments = ["--format", "json", "--follow", "--checkpoint", str(tmp_path / "checkpoint"), "--seq", "n"]
     limits = ["--high-water", str(high), "--chunk-size", str(chunk), "--partitions", str(PARTITIONS)]
     places = ["--master", "local[2]", "--progress", "json"]
-    # The one job of the suite that is a process as a user starts it, from its start to its end by a signal
+    # A process as a user starts it, from its start to its end by a signal
     command = python_module("bridge", "-A", APP, "spark", "push", str(folder), *arguments, *limits, *places)
     address = {"CELERY_BROKER_URL": own_server.url, "CELERY_RESULT_BACKEND": own_server.url}
     only_wheel = without_java(tmp_path) if java == "wheel" else {}

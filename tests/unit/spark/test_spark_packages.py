@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
+import pytest
+
+from bridge.spark.job import session
 from bridge.spark.job.packages import zipped_packages
 from bridge.testing.nodes.process import ROOT
 
@@ -40,3 +45,25 @@ def test_the_modules_in_the_zip_work() -> None:
     place, length = done.stdout.split()
     assert place.startswith(str(zipped_packages()))
     assert int(length) == len(lua.read_text())
+
+
+@pytest.mark.parametrize(
+    ("master", "is_sent"), [("spark://far:7077", True), ("local-cluster[2,1,512]", True), ("local[2]", False)]
+)
+def test_a_session_whose_tasks_run_elsewhere_sends_it(
+    master: str, is_sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    sent: list[str] = []
+    context = SimpleNamespace(master=master, environment={"PYTHONPATH": "/theirs"}, addPyFile=sent.append)
+    made = SimpleNamespace(
+        sparkContext=context,
+        conf=SimpleNamespace(set=lambda *_: None),
+        dataSource=SimpleNamespace(register=lambda _: None),
+    )
+    monkeypatch.setattr(session, "_start", lambda *_: made)
+    session.local_session("x", master=master)
+    archive = [str(zipped_packages())] if is_sent else []
+    assert sent == archive
+    # The process that plans reads finds it by its path.
+    assert context.environment["PYTHONPATH"].split(os.pathsep) == ["/theirs", *archive]
