@@ -1,10 +1,11 @@
 """The Java of every Spark that a test starts, also as a process of its own.
 
 Data is small: compiling, in Java and of queries, takes many times as long as running, and most of a start is the
-loading of some fifteen thousand classes. So these are recorded once for each set-up, before the first ``make test``.
+loading of some fifteen thousand classes. So these are recorded once for each set-up, before the first ``make long``.
 Java then maps the recording, and need not unpack, parse and check the classes.
 
-``python -m tests.spark_java`` makes the recording. Without one, tests do the same, and Spark starts at half the speed.
+``python -m tests.spark_java`` makes the recording. Without one, tests do the same, and each start of Spark takes three
+seconds of processor time more.
 """
 
 from __future__ import annotations

@@ -137,7 +137,10 @@ def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, fa
     assert {"ruff check ", "mypy  "} <= set(lines[1:])
 
 
-def test_what_spark_loads_is_recorded_before_the_first_tests_only(machine: Machine) -> None:
+@pytest.mark.parametrize(("target", "prepares"), [("test", "pytest"), ("long", "tests.spark_java")])
+def test_what_a_target_needs_is_prepared_before_the_first_time_only(
+    machine: Machine, target: str, prepares: str
+) -> None:
     machine.python("python3.11")
     assert machine.make("setup").returncode == 0
     for name in ("ruff", "lint-imports", "mypy", "python"):
@@ -149,11 +152,10 @@ def test_what_spark_loads_is_recorded_before_the_first_tests_only(machine: Machi
         tool.chmod(0o755)
     before = len(machine.asked())
     for _ in range(2):
-        assert machine.make("test").returncode == 0
+        assert machine.make(target).returncode == 0
     asked = [line for line in machine.asked()[before:] if line.startswith("python")]
-    # Beside the recording, all tests are collected, and so compiled, by one process.
-    assert sorted(asked[:2]) == ["python pytest", "python tests.spark_java"]
-    assert asked[2:] == ["python pytest", "python pytest"]
+    # All tests are collected, and so compiled, by one process; or what Spark loads is recorded.
+    assert asked == [f"python {prepares}", "python pytest", "python pytest"]
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE"])
