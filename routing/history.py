@@ -115,6 +115,25 @@ def row(
     return found
 
 
+#: The value of an enum is a call, and most rows have this one.
+_DONE = What.DONE.value
+
+
+def done_row(
+    message_id: str,
+    ticket: str,
+    task: str,
+    consumer: str,
+    attempt: int,
+    fence: int,
+    dispatched_ms: int,
+    started_us: int,
+    service_ms: float,
+) -> list[Any]:
+    """The row of a message that succeeded. Most rows are of this kind, so it takes no names."""
+    return [message_id, ticket, task, consumer, attempt, fence, dispatched_ms, started_us, service_ms, _DONE]
+
+
 def rows_in(fields: Sequence[bytes]) -> bytes:
     """The rows of an entry (JSON), from its fields and values; empty when it is no history entry."""
     return dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")

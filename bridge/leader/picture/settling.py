@@ -21,7 +21,7 @@ from bridge.protocol import dead_letters
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
 from bridge.routing.batch import Batch
-from bridge.routing.history import What, row
+from bridge.routing.history import What, done_row, row
 from bridge.routing.ids import member_of
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.messages import Message, Refused
@@ -115,7 +115,22 @@ class Settling:
         dropped = outcome.kind is Kind.DROPPED
         batch.count("dropped" if dropped else "done")
         if self._historical:
-            self.note(batch, ticket, message, What.DROPPED if dropped else What.DONE, outcome)
+            if dropped:
+                self.note(batch, ticket, message, What.DROPPED, outcome)
+            else:
+                batch.history.append(
+                    done_row(
+                        message.id,
+                        ticket.id,
+                        message.task,
+                        ticket.consumer.name if ticket.consumer is not None else "",
+                        ticket.attempt,
+                        outcome.fence,
+                        ticket.dispatched_ms,
+                        outcome.started_us,
+                        outcome.service_ms,
+                    )
+                )
         ticket.cleared()
         if ticket.run:
             ticket.fence += 1
