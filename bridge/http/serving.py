@@ -118,6 +118,8 @@ class HttpServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
+            # Below that uvicorn writes lines about each bad request: anybody could fill the log.
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,

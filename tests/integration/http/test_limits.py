@@ -93,13 +93,17 @@ def test_a_body_without_a_length_is_counted_as_it_comes(port: Port) -> None:
         ),
     ],
 )
-def test_what_is_not_good_http_gets_one_answer(port: Port, sent: bytes, status: bytes) -> None:
+def test_what_is_not_good_http_gets_one_answer_and_no_line_in_the_log(
+    port: Port, caplog: pytest.LogCaptureFixture, sent: bytes, status: bytes
+) -> None:
     with port.dial() as dialled:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             dialled.sendall(sent)
         answer = all_of(dialled)
     assert answer.split(b" ", 2)[1] == status, answer
     assert b"Traceback" not in answer
+    # The server logs a request before it answers it.
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_a_client_that_sends_its_headers_slowly_is_cut_off(port: Port) -> None:
