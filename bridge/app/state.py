@@ -47,16 +47,20 @@ NO_STATE = "this task has no state: declare it with @app.task(bind=True, bridge_
 class StateDict(dict[str, Any]):
     """The state of one ticket: a dict of JSON values with text keys. Tuples become lists, as in JSON."""
 
-    __slots__ = ("_read", "_stored", "_ttl_ms")
+    __slots__ = ("_fields", "_read", "_stored", "_ttl_ms")
 
     def __init__(self, stored: Mapping[bytes, bytes] | None = None) -> None:
         """``stored``: the fields as they are in Redis. Raises `PayloadError` for one that is not JSON."""
         self._stored: dict[bytes, bytes] = dict(stored or {})
         self._ttl_ms: int | None = None
+        #: The names that were read, as text -> as bytes.
+        self._fields: dict[str, bytes] = {}
         super().__init__()
         for name, text in self._stored.items():
             try:
-                self[name.decode()] = orjson.loads(text) if len(text) < _SHORT else _value(text)
+                shown = name.decode()
+                self._fields[shown] = name
+                self[shown] = orjson.loads(text) if len(text) < _SHORT else _value(text)
             except ValueError as exc:
                 # A `UnicodeDecodeError` is one as well.
                 raise PayloadError(
@@ -92,16 +96,22 @@ class StateDict(dict[str, Any]):
         stored: dict[bytes, bytes] = {}
         changed: list[bytes] = []
         size = 0
+        fields, read = self._fields, self._read
         for name, value in self.items():
-            field = _name(name)
+            field = fields.get(name) or _name(name)
             kind = type(value)
             if kind in _COMPARED:
-                old = self._read.get(name, _NOTHING)
-                is_same = type(old) is kind and old == value
-                # Another program may write the same value in another form. It stays as it is.
-                stored[field] = text = self._stored[field] if is_same else _text(name, value)
-                if not is_same:
+                old = read.get(name, _NOTHING)
+                if old == value and type(old) is kind:
+                    # Another program may write the same value in another form. It stays as it is.
+                    text = self._stored[field]
+                else:
+                    try:
+                        text = orjson.dumps(value)
+                    except TypeError:
+                        text = _text(name, value)
                     changed += (field, text)
+                stored[field] = text
                 size += len(field) + len(text)
                 continue
             text = _text(name, value)
@@ -115,9 +125,12 @@ class StateDict(dict[str, Any]):
             changed += (field, text)
         if size > most_bytes:
             raise PayloadError(f"the state would have {size} bytes; bridge_max_state is {most_bytes}")
-        removed = [field for field in self._stored if field not in stored]
-        effects = [_call("HSET", key, changed[at : at + 2 * FIELDS_OF_CALL]) for at in _starts(changed, 2)]
-        effects += [_call("HDEL", key, removed[at : at + FIELDS_OF_CALL]) for at in _starts(removed, 1)]
+        effects: list[Effect] = []
+        if changed:
+            effects += [_call("HSET", key, changed[at : at + 2 * FIELDS_OF_CALL]) for at in _starts(changed, 2)]
+        if not self._stored.keys() <= stored.keys():
+            removed = [field for field in self._stored if field not in stored]
+            effects += [_call("HDEL", key, removed[at : at + FIELDS_OF_CALL]) for at in _starts(removed, 1)]
         ttl_ms = self._ttl_ms
         if ttl_ms is None and default_ttl_s is not None and stored:
             ttl_ms = max(1, round(default_ttl_s * 1000))
