@@ -186,8 +186,10 @@ def flooded(flood: int, rate: int, seconds: float) -> None:
         end = max(row.started_us / 1000 for row in rows if row.what is What.DONE and row.message_id in due)
         drained = flood / max(0.001, (end - instant) / 1000)
         during = waits(rows, lambda added: instant <= added < end)
+        in_leader = waits(rows, lambda added: instant <= added < end, lambda row: row.dispatched_ms)
         print(f"{flood:,} due at one instant: drained at {drained:,.0f} a second, {drained / full:.2f} of the rate of")
-        print(f"  the same messages undelayed ({full:,.0f}); others started {shares(during)} after they were added")
+        print(f"  the same messages undelayed ({full:,.0f}); others started {shares(during)} after they were added,")
+        print(f"  and were dispatched {shares(in_leader)} after that")
 
         even = even_load(stack, last, min(drained, full), flood, rate)
         print(f"an even load of {EVEN:.0%} of that rate, undelayed: others started {shares(even)} after that")
@@ -265,14 +267,18 @@ def waits_of_others(stack: Stack, last: str, rate: int, goes_on: Callable[[], bo
     return waits(rows, lambda _: True), last
 
 
-def waits(rows: list[Delivery], counts: Callable[[float], bool]) -> list[float]:
+def waits(
+    rows: list[Delivery],
+    counts: Callable[[float], bool],
+    at_ms: Callable[[Delivery], float] = lambda row: row.started_us / 1000,
+) -> list[float]:
     """How many ms after they were added other messages started. ``counts``: for those added at such a time."""
     found = []
     for row in rows:
         if row.what is What.DONE and row.ticket.startswith("O"):
             added = int(row.message_id.partition("-")[0])
             if counts(added):
-                found.append(row.started_us / 1000 - added)
+                found.append(at_ms(row) - added)
     return found
 
 
