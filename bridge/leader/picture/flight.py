@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bridge.leader.picture.pieces import STRETCH_FIRST
 from bridge.leader.picture.window import Window
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Flight(Window):
             consumer.parcels -= 1
             if consumer.parcels == 0:
                 consumer.backlog_ms = 0.0
+                consumer.stretch = max(consumer.stretch, STRETCH_FIRST)
 
     def run_over(self, ticket: Ticket) -> None:
         """Ends the run of ``ticket``: no message of it is in flight any more."""

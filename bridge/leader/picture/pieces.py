@@ -25,6 +25,8 @@ LEASE_UNSEEN = 2**53
 #: Least number of messages of a bundle whose time is compared with what was expected, and the largest result.
 MEASURED = 8
 STRETCH_MAX = 8.0
+#: What is expected of a consumer that had nothing to do: its processes may be alone now, and not when it has work.
+STRETCH_FIRST = 4.0
 
 
 class Ticket:
@@ -284,7 +286,7 @@ class Consumer:
         self.messages = 0
         self.backlog_ms = 0.0
         #: How many times longer than expected a bundle lasts: its processes share processors with other work.
-        self.stretch = 1.0
+        self.stretch = STRETCH_FIRST
         #: Bytes of the messages in flight here.
         self.bytes = 0
         #: Fence of a run that a report of the consumer did not name -> number of the first such report.

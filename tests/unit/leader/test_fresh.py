@@ -6,7 +6,7 @@ import pytest
 
 from bridge.leader.picture.capacity import AHEAD_SHORT
 from bridge.leader.picture.fresh import FEW, LITTLE, WINDOW_MS, Fresh
-from bridge.leader.picture.pieces import STRETCH_MAX, Consumer
+from bridge.leader.picture.pieces import STRETCH_FIRST, STRETCH_MAX, Consumer
 from bridge.leader.stream import delayed
 from bridge.protocol.outcomes import Kind
 from bridge.routing.policies import PolicyName
@@ -169,7 +169,7 @@ def test_a_lane_hurries_while_few_of_its_messages_are_fresh() -> None:
     assert not fresh.hurries
 
 
-@pytest.mark.parametrize(("times", "least", "most"), [(1.0, 1.0, 1.1), (4.0, 3.0, 4.1), (1000.0, 6.0, STRETCH_MAX)])
+@pytest.mark.parametrize(("times", "least", "most"), [(1.0, 1.0, 1.5), (4.0, 3.0, 4.1), (1000.0, 6.0, STRETCH_MAX)])
 def test_how_much_longer_a_bundle_lasts_is_measured(times: float, least: float, most: float) -> None:
     world = behind(900, 8, bundle_ms=BUNDLE_MS)
     clock_us = 0.0
@@ -182,6 +182,22 @@ def test_how_much_longer_a_bundle_lasts_is_measured(times: float, least: float, 
                 outcomes.append(world.outcome(parcel, ticket, Kind.DONE, started_us=int(clock_us)))
         world.step(outcomes)
     assert least <= only(world).stretch <= most
+
+
+def test_a_worker_that_had_nothing_to_do_begins_with_small_bundles() -> None:
+    # Given a worker whose bundles last as long as expected
+    world = behind(40, 1, bundle_ms=BUNDLE_MS)
+    only(world).stretch = 1.0
+    world.read()
+    while world.running():
+        ended(world)
+    # When a backlog and a fresh message come at once
+    add_backlog(world, "B", 900, 8)
+    world.push("O", "short")
+    world.read()
+    ended(world)
+    # Then how long they last beside each other is not known yet
+    assert max(parcel.size for parcel in world.store.parcels) <= 1.5 * BUNDLE_MS / STRETCH_FIRST / SHORT_MS
 
 
 def test_while_fresh_messages_come_few_of_those_that_are_due_are_moved_in_a_turn() -> None:
