@@ -50,6 +50,23 @@ def demo(
     return yard.process("demo", command, cwd=cwd, env=env, wait=False)
 
 
+def java_that_waits(home: Path) -> Path:
+    """A ``JAVA_HOME``. Its Java has a version, and does nothing else: it writes the file ``waits``, and sleeps."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        textwrap.dedent(f"""\
+            #!/bin/sh
+            case "$*" in
+            *-version*) echo 'java.home = {home}'; echo 'openjdk version "17.0.1"' ;;
+            *) touch {home}/waits; exec sleep 600 ;;
+            esac
+        """)
+    )
+    program.chmod(0o755)
+    return home
+
+
 def verdict_of(yard: ProcessYard) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((yard.folder / "run" / "verdict.json").read_text(encoding="utf-8"))
     return found
@@ -200,8 +217,11 @@ class TestWithSpark:
         old.parent.mkdir()
         old.write_text("#!/bin/sh\nexit 1\n")
         old.chmod(0o755)
-        run = demo(yard, "--events", str(log), *SMALL, env={"PATH": f"{old.parent}:{os.environ['PATH']}"})
+        # While Spark computes: this Java does not come to an end
+        env = {"PATH": f"{old.parent}:{os.environ['PATH']}", "JAVA_HOME": str(java_that_waits(yard.folder / "java"))}
+        run = demo(yard, "--events", str(log), *SMALL, env=env)
         wait_until(lambda: "workers   w1, w2" in run.logs(), description="the workers", timeout_s=60)
+        wait_until((yard.folder / "java" / "waits").exists, description="Spark to start its Java", timeout_s=60)
         assert f"Node      no HTTP consumer: {old} does not run, or is older than version 18\n" in run.logs()
         port = int(run.logs().split("redis://127.0.0.1:")[1].split("/")[0])
         assert port_is_taken(port)
