@@ -1,8 +1,9 @@
 """Runs a message of a bundle without Celery's tracer, when nothing can notice the difference.
 
 Celery's tracer costs more than everything else that a pool process does for a short task. Most of it serves listeners:
-signals, handlers, callbacks. If the task has none of them, `LightTracer` runs the body alone. A result for Celery's own
-Redis backend is stored later, with those of its round (`bridge.worker.pool.results`).
+signals, handlers, callbacks. If the task has none of them, or only what every Django app has, `LightTracer` runs the
+body alone. A result for Celery's own Redis backend is stored later, with those of its round
+(`bridge.worker.pool.results`).
 
 Only a success ends here. Any other end of the body (an exception, a callback that it asked for) goes through Celery's
 tracer, which calls the task again: `bridge.app.handling.enter` then raises or returns what the body did. So all paths
@@ -16,17 +17,20 @@ from __future__ import annotations
 
 import logging
 import time
+from enum import Enum, auto
 from functools import lru_cache
 from inspect import unwrap
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType
 
 import celery
-from celery import signals
+from celery import signals, states
 from celery._state import _task_stack
 from celery.app import trace
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
+from celery.fixups.django import DjangoWorkerFixup
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
 from celery.utils.threads import _LocalStack, release_local
@@ -79,7 +83,7 @@ class LightTracer:
         except KeyError:
             template = self._templates[delivery.task] = self._template(task)
             self._stacks |= {_task_stack, task.request_stack}
-        if template is None or _has_receivers():
+        if template is None or (listens := _listeners()) is _Listeners.OTHERS:
             return None
         started = time.monotonic()
         request = Context.__new__(Context)
@@ -100,9 +104,15 @@ class LightTracer:
         # than the rest of this.
         tasks_now, requests_now = _task_stack.push(task), requests.push(request)
         try:
+            if listens is _Listeners.DJANGO:
+                signals.task_prerun.send(sender=task, task_id=id_, task=task, args=args, kwargs=kwargs)
             result = handled(task, context, request, args, kwargs)
         except Exception as exc:
             context.came_of_body = (exc, None)
+        except BaseException:
+            if listens is _Listeners.DJANGO:
+                _send_postrun(task, delivery, None, None)
+            raise
         else:
             if not (request.callbacks or request.chain or request.chord) and (
                 task.ignore_result or _stores_later(task, delivery, context, request, result)
@@ -111,6 +121,8 @@ class LightTracer:
                 runtime = time.monotonic() - started
                 if trace.logger.isEnabledFor(logging.INFO):
                     _log(task, request, shown, runtime)
+                if listens is _Listeners.DJANGO:
+                    _send_postrun(task, delivery, result, states.SUCCESS)
                 return result, None, runtime, shown
             context.came_of_body = (None, result)
         finally:
@@ -196,8 +208,37 @@ def _log(task: Any, request: Context, shown: str, runtime: float) -> None:
     )
 
 
-def _has_receivers() -> bool:
-    return bool(signals.task_prerun.receivers or signals.task_postrun.receivers or signals.task_success.receivers)
+class _Listeners(Enum):
+    """Who listens to the signals that Celery's tracer sends with a success."""
+
+    NOBODY = auto()
+    #: Only Celery's own receivers in a Django app, which close its connections before and after each message. They are
+    #: called here as by the tracer. If the body fails, the tracer calls them again, which changes nothing.
+    DJANGO = auto()
+    OTHERS = auto()
+
+
+_DJANGOS = (DjangoWorkerFixup.on_task_prerun, DjangoWorkerFixup.on_task_postrun)
+
+
+def _listeners() -> _Listeners:
+    found = [*signals.task_prerun.receivers, *signals.task_postrun.receivers]
+    if signals.task_success.receivers:
+        return _Listeners.OTHERS
+    if not found:
+        return _Listeners.NOBODY
+    for _, receiver in found:
+        known: Any = receiver() if isinstance(receiver, ReferenceType) else receiver
+        if getattr(known, "__func__", None) not in _DJANGOS or type(known.__self__) is not DjangoWorkerFixup:
+            return _Listeners.OTHERS
+    return _Listeners.DJANGO
+
+
+def _send_postrun(task: Any, delivery: Delivery, result: Any, state: str | None) -> None:
+    signals.task_postrun.send(
+        sender=task, task_id=delivery.message_id, task=task, args=delivery.args, kwargs=delivery.kwargs,
+        retval=result, state=state,
+    )  # fmt: skip
 
 
 def _is_bases(method: Any, bases: Any) -> bool:

@@ -16,6 +16,7 @@ from celery import Celery, current_task, signals
 from celery._state import _task_stack
 from celery.app import trace
 from celery.exceptions import Ignore, Reject
+from celery.fixups.django import DjangoWorkerFixup
 from celery.utils.threads import get_ident
 
 from bridge.app.installation import install
@@ -424,6 +425,62 @@ def test_a_listener_is_called_for_each_message(listener: Callable[[Any], None]) 
     ran = [one for one in shop.seen if isinstance(one, dict)]
     assert len(ran) == 4
     assert len(shop.seen) - len(ran) == 4
+
+
+def django(shop: Any) -> None:
+    """What Celery does in every Django app, without Django."""
+    shop.fixup = fixup = object.__new__(DjangoWorkerFixup)
+    fixup.close_database = lambda: shop.seen.append(("database", current_task.request.id, len(shop.task.request_stack)))
+    fixup.close_cache = lambda: shop.seen.append(("caches", current_task.request.id))
+    signals.task_prerun.connect(fixup.on_task_prerun)
+    signals.task_postrun.connect(fixup.on_task_postrun)
+
+
+def without_django(shop: Any) -> None:
+    signals.task_prerun.disconnect(shop.fixup.on_task_prerun)
+    signals.task_postrun.disconnect(shop.fixup.on_task_postrun)
+
+
+@pytest.mark.parametrize("name", ["number", "nested", "exit", "drop"])
+def test_a_django_app_closes_its_connections_as_under_celerys_tracer(name: str, celerys: Callable[[], None]) -> None:
+    found = []
+    for is_light in (True, False):
+        if not is_light:
+            celerys()
+        shop: Any = Shop(BODIES[name], more=django)
+        try:
+            found.append(shop.run())
+        finally:
+            without_django(shop)
+        assert light_tracer.is_light(shop.task) is is_light
+    assert found[0] == found[1]
+    assert [one for one in found[0] if isinstance(one, list) and one[:1] == ["caches"]]
+
+
+def test_a_failure_in_a_django_app_ends_with_closed_connections() -> None:
+    shop: Any = Shop(BODIES["error"], more=django)
+    try:
+        shop.run()
+    finally:
+        without_django(shop)
+    closed = [one[:2] for one in shop.seen if isinstance(one, tuple) and one[0] in ("database", "caches")]
+    # Of each ticket the first message ran, and its run ended.
+    assert closed == [(what, id_) for id_ in ("0-1", "1-1") for what in ("database", "database", "database", "caches")]
+
+
+def test_somebody_who_listens_beside_django_is_heard() -> None:
+    def both(shop: Any) -> None:
+        django(shop)
+        prerun(shop)
+
+    shop: Any = Shop(returns(1), more=both)
+    assert light_tracer._listeners() is light_tracer._Listeners.OTHERS
+    try:
+        shop.run()
+    finally:
+        without_django(shop)
+        signals.task_prerun.disconnect(shop.receiver)
+    assert len([one for one in shop.seen if isinstance(one, tuple) and one[0] == "prerun"]) == 4
 
 
 def handler(name: str) -> Callable[[Any], type]:
