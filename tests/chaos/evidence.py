@@ -8,12 +8,12 @@ from typing import Any
 
 from redis import Redis
 
-from bridge.routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys, schedule_key
 from bridge.routing.partitions import stream_id, suffix_of
 from tests.chaos.checks import Violation, check_snapshot
 from tests.chaos.facts import Effect, Letter, Message, Rest
 from tests.chaos.recording import EFFECTS
-from tests.chaos.subscriptions import NEWER, OF, STREAM, STREAMS, Subscription, label_of
+from tests.chaos.subscriptions import NEWER, OF, OLDER, STREAM, STREAMS, Subscription, label_of
 from tests.keycheck import ownerless
 
 #: The states of tickets.
@@ -120,9 +120,15 @@ def rest(redis: Redis, keys: LaneKeys, lanes: Sequence[LaneKeys] = ()) -> Rest:
         # A dropped message leaves a trace as a success does.
         done=int(counts.get("done", 0)) + int(counts.get("dropped", 0)),
         dead=int(counts.get("dead", 0)),
-        ownerless=ownerless(redis, lanes or [keys], FOREIGN_KEYS),
+        ownerless=ownerless(redis, lanes or [keys], (*FOREIGN_KEYS, *_of_older_version(lanes))),
         delayed=sum(int(redis.zcard(key)) for key in (keys.delayed, keys.late, keys.holding)),
     )
+
+
+def _of_older_version(lanes: Sequence[LaneKeys]) -> Sequence[str]:
+    """Keys of the older version, where there is a newer one: `bridge stream retire` deletes them."""
+    followed = any(keys.stream.startswith(STREAMS[NEWER]) for keys in lanes)
+    return (schedule_key(STREAMS[OLDER]),) if followed else ()
 
 
 def look(redis: Redis, lane: Subscription, messages: Sequence[Message], newest: int) -> list[Violation]:
