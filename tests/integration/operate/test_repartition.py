@@ -26,6 +26,7 @@ from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.chaos.run import default_seed
 from tests.integration.lanes import APP, LaneUnderTest
+from tests.integration.servers import run_command
 from tests.keycheck import check_keys
 
 STREAM, GROUP = "ticket_stream", "concurrency_stream_group"
@@ -92,10 +93,14 @@ class Splitting:
         )  # fmt: skip
 
     def repartition(self, count: int, *more: object, code: int = 0) -> str:
-        process = self.command("repartition", count, *more)
-        out, error = process.communicate(timeout=60)
-        assert process.returncode == code, out + error
-        return out + error
+        done = self.run("stream", "repartition", count, *more, code=code)
+        return done.stdout + done.stderr
+
+    def run(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end."""
+        done = run_command({**broker_environment(self.server.url), **self.lane.env}, *map(str, arguments))
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
 
     def handled(self) -> list[int]:
         return [self.redis.llen(f"log:T{t}") for t in range(TICKETS)]
@@ -119,10 +124,7 @@ class Splitting:
 
 def run_bridge(splitting: Splitting, *arguments: object) -> str:
     """The output of a command that succeeds."""
-    process = splitting.start(*arguments)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, out + error
-    return out
+    return splitting.run(*arguments).stdout
 
 
 @pytest.fixture

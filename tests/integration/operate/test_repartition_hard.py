@@ -108,17 +108,21 @@ def test_a_delayed_message_in_an_old_partition_comes_when_it_is_due(splitting: S
     lane.master("m1", wait=False)
     splitting.push(1)
     splitting.wait_handled(1)
-    # Overtaken, it must be so late that the workers have started again before.
-    splitting.task.push("T1", {"n": 1}, delay=8 if hold else 15, hold=hold)
+    delayed = splitting.task.push("T1", {"n": 1}, delay=3600, hold=hold)
     process = splitting.command("repartition", 2)
     wait_until(lambda: splitting.layout.generation == 1, description="the new layout")
     # One of its ticket in a new partition, and of another ticket there
     splitting.task.push("T1", {"n": 2})
     splitting.task.push("T2", {"n": 1})
     wait_until(lambda: splitting.redis.llen("log:T2") == 2, description="another ticket", timeout_s=30)
+    if not hold:
+        wait_until(lambda: splitting.redis.llen("log:T1") == 2, description="the one that overtakes", timeout_s=30)
+    # The command waits for the old partition, and says so
+    assert process.stdout is not None
+    assert any(f"{STREAM} has messages of group {GROUP} that are not done" in line for line in process.stdout)
+    assert "made due 1 delayed message" in splitting.run("delayed", "now", delayed).stdout
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, out + error
-    assert f"{STREAM} has messages of group {GROUP} that are not done" in out
     wait_until(lambda: splitting.redis.llen("log:T1") == 3, description="all of the ticket", timeout_s=30)
     log = [int(one) for one in splitting.redis.lrange("log:T1", 0, -1)]
     assert log == ([0, 1, 2] if hold else [0, 2, 1])
