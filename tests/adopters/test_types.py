@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -20,20 +20,34 @@ def checkers(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Env
     return make_environment(tmp_path / "environment", wheel, *request.param)
 
 
-def found_by_mypy(environment: Environment, folder: Path, name: str) -> set[int]:
+#: By file: the lines with an error.
+Found = dict[str, set[int]]
+FILES = ("shop.py", "wrong.py")
+
+
+def found_by_mypy(environment: Environment, folder: Path) -> Found:
     # Celery has no types of its own, so strict checks need this setting
     (folder / "mypy.ini").write_text("[mypy]\nstrict = true\n[mypy-celery.*]\nignore_missing_imports = true\n")
-    output = _run(environment.command("mypy"), "--output=json", name, cwd=folder)
-    return {json.loads(line)["line"] for line in output.splitlines() if line.startswith("{")}
+    output = _run(environment.command("mypy"), "--output=json", *FILES, cwd=folder)
+    errors = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return by_file((error["file"], error["line"]) for error in errors)
 
 
-def found_by_pyright(environment: Environment, folder: Path, name: str) -> set[int]:
+def found_by_pyright(environment: Environment, folder: Path) -> Found:
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
     python = environment.command("python")
-    output = _run(environment.command("basedpyright"), "--outputjson", "--pythonpath", python, name, cwd=folder)
+    output = _run(environment.command("basedpyright"), "--outputjson", "--pythonpath", python, *FILES, cwd=folder)
     report = json.loads(output)
-    assert report["summary"]["filesAnalyzed"] == 1
-    return {one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"}
+    assert report["summary"]["filesAnalyzed"] == len(FILES)
+    errors = [one for one in report["generalDiagnostics"] if one["severity"] == "error"]
+    return by_file((error["file"], error["range"]["start"]["line"] + 1) for error in errors)
+
+
+def by_file(errors: Iterable[tuple[str, int]]) -> Found:
+    found: Found = {name: set() for name in FILES}
+    for file, line in errors:
+        found[Path(file).name].add(line)
+    return found
 
 
 def _run(*command: str, cwd: Path) -> str:
@@ -56,14 +70,15 @@ def _run(*command: str, cwd: Path) -> str:
     indirect=["checkers"],
 )
 def test_a_checker_sees_mistakes_and_nothing_else(
-    checkers: Environment, tmp_path: Path, found_by: Callable[[Environment, Path, str], set[int]]
+    checkers: Environment, tmp_path: Path, found_by: Callable[[Environment, Path], Found]
 ) -> None:
-    for name in ("shop.py", "wrong.py"):
+    for name in FILES:
         (tmp_path / name).write_text((TYPED / name).read_text())
-    assert found_by(checkers, tmp_path, "shop.py") == set()
+    found = found_by(checkers, tmp_path)
+    assert found["shop.py"] == set()
     lines = (TYPED / "wrong.py").read_text().splitlines()
     certain = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong")}
     # Without stubs, mypy accepts any attribute of Celery's task
     perhaps = {n for n, line in enumerate(lines, 1) if line.endswith("# wrong when Celery has types")}
     assert certain
-    assert certain <= found_by(checkers, tmp_path, "wrong.py") <= certain | perhaps
+    assert certain <= found["wrong.py"] <= certain | perhaps
