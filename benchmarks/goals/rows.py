@@ -45,6 +45,7 @@ ROWS = {
     "noop-groupmq": Goal("no-op, against GroupMQ", "tickets", "bundles", "rate", 1.8, peer="groupmq"),
     "hot": Goal("one hot ticket, against GroupMQ", "hot", "bundles", "rate", 3, peer="groupmq"),
     "events": Goal("task events on, share of off", "tickets", "events", "rate", 0.95, peer="bundles"),
+    "heard": Goal("the same, and a client gets them", "tickets", "heard", "rate", 0.95, peer="bundles"),
     "eight": Goal("8 hot tickets, tasks of 10 ms", "eight", "bundles", "of_ideal", 97, unit="% of ideal"),
     "eight-long": Goal("8 hot tickets, tasks of 100 ms", "eight_long", "bundles", "of_ideal", 99, unit="% of ideal"),
     "queues": Goal("no-op, against a queue for each process", "tickets", "bundles", "rate", 15, peer="queues"),
