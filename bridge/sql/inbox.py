@@ -129,7 +129,8 @@ def _require_transaction(given: Any, statement: Executable) -> None:
         if not callable(connect) or iscoroutinefunction(connect):
             raise ConfigurationError(
                 "Inbox.first takes a connection or a session of SQLAlchemy (of an AsyncSession: "
-                f"await session.run_sync(inbox.first, self.ticket)), not {type(given).__name__}"
+                "await session.run_sync(inbox.first, self.ticket)), "
+                f"not {type(given).__module__}.{type(given).__name__}"
             )
         connection = given.connection(bind_arguments={"clause": statement})
     _require_postgresql(connection)
