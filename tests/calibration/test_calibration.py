@@ -39,8 +39,8 @@ def marked(long: bool) -> Any:
     return pytest.mark.long if long else ()
 
 
-#: Plays of one mutation at most, where only a look has missed it: what lasts for ms, looks a few times a second may not
-#: meet. All other detectors have whatever happened, and must find it in the first that came to its end.
+#: Plays of one mutation at most. What lasts for ms, looks a few times a second may not meet. And on a busy machine the
+#: defect may not happen: messages of a ticket that come late are not in one bundle.
 PLAYS = 3
 #: The scenario that also runs unchanged from a copy, as all mutations do.
 FROM_A_COPY = "steady"
@@ -89,10 +89,8 @@ def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path, valkey_binar
         folder.mkdir()
         found = play(folder, valkey_binary, mutation.scenario, mutation)
         findings += found
-        played = {str(finding) for finding in found}
-        missed -= played
-        ended = ": ".join(STUCK) not in played
-        if not missed or (ended and not all(detector.startswith("look: ") for detector in missed)):
+        missed -= {str(finding) for finding in found}
+        if not missed:
             break
     print(in_words(findings))
     assert not missed, f"{mutation.name} breaks {mutation.breaks}, and nobody found {missed}:\n{in_words(findings)}"

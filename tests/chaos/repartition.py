@@ -24,8 +24,9 @@ from tests.chaos.facts import Letter, Rest
 from tests.chaos.feeder import UNAVAILABLE
 from tests.chaos.subscriptions import STREAM, Subscription
 
-#: What the stream is split into.
+#: What the stream is split into. Several subscriptions take the smaller numbers: each partition has a lane of each.
 COUNTS = (1, 2, 3, 4, 6)
+MOST_LANES = 9
 #: Most times that the command is killed in one repartition, and seconds that each of its lives may take then.
 MOST_KILLS, LIFE_S = 3, (0.3, 5.0)
 #: Seconds between two looks at the layout, and until a command that ended is run again.
@@ -145,7 +146,9 @@ class Repartitions:
         """Begins one. Numbers in [0, 1) draw the number of partitions, and when the command is killed."""
         if self.busy:
             return False
-        counts = [count for count in COUNTS if count != self._lanes.newest[0].partitions]
+        newest = self._lanes.newest
+        most = MOST_LANES // len({one.name for one in newest})
+        counts = [count for count in COUNTS if count != newest[0].partitions and count <= most]
         self._count = counts[int(which * len(counts))]
         first, last = LIFE_S
         self._kills = [

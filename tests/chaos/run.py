@@ -67,6 +67,8 @@ class Plan:
     source: Source
     #: So many faults, of those drawn, shall have had somebody to strike. 0: as many as there are.
     faults: int = 0
+    #: No fault begins after so many seconds. A slow machine has fewer faults, and not a longer run. 0: no such end.
+    faults_s: float = 0.0
     #: The run pushes as long as there are faults to come; then, and after ``messages``, no more. 0: no such end.
     messages: int = 0
     #: Messages that are pushed and not settled, at most; and how many a second are pushed, at most.
@@ -204,7 +206,7 @@ class Run:
     # -- its parts ---------------------------------------------------------------------------------------------------
 
     def _faults(self, stop: Callable[[], bool]) -> bool:
-        """Does every step; whether it came to the last one."""
+        """Does every step, or what there is time for; whether it was not stopped."""
         began = last = time.monotonic()
         looked = began
         steps = iter(self.plan.steps)
@@ -213,6 +215,9 @@ class Run:
             if stop():
                 return False
             now = time.monotonic()
+            if self.plan.faults_s and now - began > self.plan.faults_s:
+                self.say(f"{now - began:7.1f} s  no time for more faults")
+                break
             self.conductor.tick()
             if now - last >= step.after_s:
                 hit = self.conductor.do(step)

@@ -18,6 +18,8 @@ from tests.chaos.subscriptions import ONE, draw_partitions, draw_subscriptions, 
 from tests.chaos.versions import draw_versions
 
 FAULTS = int(os.environ.get("CHAOS_FAULTS", "30"))
+#: Most seconds of a run in which faults begin, for each of them.
+SECONDS_PER_FAULT = 2.5
 #: Share of messages that kill their whole worker at each attempt, until they are dead.
 CULPRITS = 0.001
 
@@ -44,6 +46,7 @@ def test_faults_of_every_kind_break_no_promise(tmp_path: Path, cast: Cast, *, vi
         seed,
         FAULTS,
         cast,
+        faults_s=SECONDS_PER_FAULT * FAULTS,
         violent=violent,
         culprits=culprits,
         bundle_ms=bundle_ms,
