@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 #: Seconds from one start of a process to its next one. Much shorter than a lease, so that none ends.
-PERIOD_S = 0.1
+PERIOD_S = 0.04
 
 
 @contextmanager

@@ -292,7 +292,8 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
     worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
     queue = lane.keys.queue(worker.hostname())
-    lane.push("A", {"n": 0})
+    # By another task. If the first run of a process was slow, the worker would get no second message of its task
+    lane.push("A", {"n": 0, "until": 1}, task="counter.flaky")
     lane.wait_done(1)
     worker.pause()
     # The worker waits for a message, which the server sends it at once. The next one stays in the queue
