@@ -33,6 +33,7 @@ def short_run(
     subscriptions: Sequence[Subscription] = ONE,
     versions: Versions = "one",
     repartitions: bool = False,
+    http: bool = True,
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
@@ -65,7 +66,7 @@ def short_run(
         subscriptions=in_versions(subscriptions, versions, seed),
         producers=producers if versions == "deploy" else None,
         repartitions=repartitions,
-        http=True,
+        http=http,
         schedule=True,
         **plan,
     )
