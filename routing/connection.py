@@ -288,6 +288,22 @@ def check_options(url: str) -> None:
         value = getattr(made, name, None)
         if value is not None and not value > 0:
             raise ConfigurationError(f"{cannot}: {name} must be above 0")
+    hosts = (
+        [host for host, _ in sentinels_of(url)[0]]
+        if url.startswith("sentinel://")
+        else [getattr(made, "host", None) or ""]
+    )
+    if not all(_is_name(host) for host in hosts) or "\0" in getattr(made, "path", ""):
+        # It is not shown: it may be a piece of a password.
+        raise ConfigurationError("the broker's URL has a host or a path that no server can have")
+
+
+def _is_name(host: str) -> bool:
+    """Whether a client may ask for the address of ``host``. For other texts `getaddrinfo` raises no `OSError`."""
+    try:
+        return b"\0" not in host.encode("idna")
+    except UnicodeError:
+        return False
 
 
 def _option(url: str, exc: Exception) -> str:

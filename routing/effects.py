@@ -5,7 +5,7 @@ success of a message, and outcomes that a full server would refuse otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis import Redis
 
@@ -40,17 +40,31 @@ def apply(
     client: Redis, keys: LaneKeys, incarnation: str, successes: Sequence[Success]
 ) -> list[tuple[ReturnCode, str]]:
     """Applies effects and writes outcomes. Returns a code for each message, and for ERR what cannot be applied."""
-    args: list[Argument] = [incarnation, len(successes), *[success.ticket for success in successes]]
-    for success in successes:
-        args += (success.fence, success.outcome, len(success.effects))
-        for effect in success.effects:
-            args += (effect.kind, effect.check, len(effect.arguments))
-            args += effect.arguments
-    nothing = keys.lease("none")
-    reply = _APPLY.run(client, [keys.tickets, keys.applied, keys.outcomes, nothing], args)
+    return codes_of(_APPLY.run(client, *_arguments(keys, incarnation, successes)), len(successes))
+
+
+def application(keys: LaneKeys, incarnation: str, successes: Sequence[Success]) -> tuple[Argument, ...]:
+    """The command of `apply`, for a caller who sends it by itself; `codes_of` reads its reply."""
+    return _APPLY.call(*_arguments(keys, incarnation, successes))
+
+
+def codes_of(reply: Any, count: int) -> list[tuple[ReturnCode, str]]:
+    """The codes in a reply to `application` with ``count`` successes."""
     if not reply:
-        return [(ReturnCode.OK, "")] * len(successes)
+        return [(ReturnCode.OK, "")] * count
     return [(code_of(argument), text_of(argument).partition(" ")[2]) for argument in reply]
+
+
+def _arguments(
+    keys: LaneKeys, incarnation: str, successes: Sequence[Success]
+) -> tuple[Sequence[Argument], Sequence[Argument]]:
+    args: list[Argument] = [incarnation, len(successes), *[success.ticket for success in successes]]
+    for _, fence, outcome, effects in successes:
+        args += (fence, outcome, len(effects))
+        for kind, check, arguments in effects:
+            args += (kind, check, len(arguments))
+            args += arguments
+    return (keys.tickets, keys.applied, keys.outcomes, keys.lease("none")), args
 
 
 def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnCode:

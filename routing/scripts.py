@@ -64,6 +64,10 @@ class Script:
             client.script_load(self.text)
         return replies
 
+    def call(self, keys: Sequence[Argument], args: Sequence[Argument]) -> tuple[Argument, ...]:
+        """The command that runs the script, for a caller who sends it by itself. It may raise `NoScriptError`."""
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
     @property
     def loading(self) -> tuple[str, str, str]:
         """The command that loads the script, for calls that are sent without waiting for their replies."""

@@ -14,22 +14,23 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from bridge.link.connections import Wire, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
-from bridge.routing.effects import Effect, Success, apply, tell
+from bridge.routing.effects import Effect, Success, application, apply, codes_of, tell
 from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
+    from bridge.routing.keys import LaneKeys
     from bridge.settings.lane import LaneSettings
 
 logger = logging.getLogger(__name__)
@@ -69,18 +70,24 @@ class OutcomeWriter:
 
     def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
         """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
+        return self.begin_write(incarnation, outcomes).end()
+
+    def begin_write(self, incarnation: str, outcomes: Sequence[Outcome]) -> UnderWay:
+        """Begins `write`."""
         data = b"[" + b",".join(outcome.encode() for outcome in outcomes) + b"]"
         packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
 
-        def send() -> None:
+        def again() -> None:
             try:
-                self._call(packed)
+                with self._wire() as wire:
+                    wire.ask_packed(packed)
+                    wire.answer()
             except RedisError as exc:
                 if not is_full(exc):
                     raise
                 tell(self._client(), self._keys, incarnation, data)
 
-        return self._until_lease_ends(incarnation, send)
+        return UnderWay(self, incarnation, lambda wire: wire.ask_packed(packed), again)
 
     def _head(self, incarnation: str) -> bytes:
         """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
@@ -99,17 +106,14 @@ class OutcomeWriter:
 
         Returns a return code and an error for each item. All are STALE when the lease ended first.
         """
+        return self.begin_apply(incarnation, items).codes()
+
+    def begin_apply(self, incarnation: str, items: Sequence[tuple[str, Outcome, tuple[Effect, ...]]]) -> ApplyUnderWay:
+        """Begins `apply`."""
         successes = [
             Success(ticket, outcome.fence, outcome.encode().decode(), effects) for ticket, outcome, effects in items
         ]
-        codes: list[tuple[ReturnCode, str]] = []
-
-        def send() -> None:
-            codes[:] = apply(self._client(), self._keys, incarnation, successes)
-
-        if not self._until_lease_ends(incarnation, send):
-            return [(ReturnCode.STALE, "")] * len(items)
-        return codes
+        return ApplyUnderWay(self, self._keys, incarnation, successes)
 
     def ask(self, incarnation: str, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
         """The replies to commands that only read; an error reply is in its place. None: the lease ended first."""
@@ -121,37 +125,32 @@ class OutcomeWriter:
 
         return replies if self._until_lease_ends(incarnation, send) else None
 
-    def _until_lease_ends(self, incarnation: str, send: Any) -> bool:
+    def _until_lease_ends(self, incarnation: str, send: Callable[[], None], failed: Exception | None = None) -> bool:
+        """Calls ``send`` until it succeeds. ``failed``: how a first try failed already."""
         while True:
-            try:
-                send()
-            except (RedisError, OSError) as exc:
-                if not is_outage(exc):
-                    raise
-                if has_no_file_descriptor(exc) and not self._deadline.in_main:
-                    logger.critical("no connection can be made in this pool process, which ends: %s", exc)
-                    os._exit(os.EX_OSERR)
-                self._outage.met(exc)
-            else:
-                self._outage.over()
-                return True
+            if failed is None:
+                try:
+                    send()
+                except (RedisError, OSError) as exc:
+                    failed = exc
+                else:
+                    self._outage.over()
+                    return True
+            if not is_outage(failed):
+                raise failed
+            if has_no_file_descriptor(failed) and not self._deadline.in_main:
+                logger.critical("no connection can be made in this pool process, which ends: %s", failed)
+                os._exit(os.EX_OSERR)
+            self._outage.met(failed)
+            failed = None
             if not self._deadline.holds(incarnation):
                 return False
             time.sleep(RETRY_S)
 
-    def _call(self, packed: bytes) -> None:
-        with self._wire() as wire:
-            wire.call_packed(packed)
-
     @contextmanager
     def _wire(self) -> Iterator[Wire]:
         """A connection that nobody else uses within the block."""
-        self._check_process()
-        try:
-            # This is atomic in Python: two threads never get the same connection.
-            wire = self._idle.pop()
-        except IndexError:
-            wire = Wire(self._url, timeout_s=TIMEOUT_S)
+        wire = self._taken()
         try:
             yield wire
         except ResponseError:
@@ -159,12 +158,26 @@ class OutcomeWriter:
             self._idle.append(wire)
             raise
         except BaseException:
-            # Most often the connection was lost, and then the idle ones are lost as well. Or a time limit struck here.
-            lost, self._idle = [wire, *self._idle], []
-            for one in lost:
-                one.close()
+            self._lost(wire)
             raise
         self._idle.append(wire)
+
+    def _taken(self) -> Wire:
+        """A connection that nobody else uses until it is among the idle ones again."""
+        self._check_process()
+        try:
+            # This is atomic in Python: two threads never get the same connection.
+            return self._idle.pop()
+        except IndexError:
+            return Wire(self._url, timeout_s=TIMEOUT_S)
+
+    def _lost(self, wire: Wire) -> None:
+        """Closes ``wire``. Most often the connection was lost, and then the idle ones are lost as well. Or a time limit
+        struck while it was in use.
+        """
+        lost, self._idle = [wire, *self._idle], []
+        for one in lost:
+            one.close()
 
     def _client(self) -> Redis:
         self._check_process()
@@ -178,3 +191,104 @@ class OutcomeWriter:
             self._pid = os.getpid()
             self._idle = []
             self._made_client = None
+
+
+class UnderWay:
+    """A write that was sent, and whose reply was not read yet.
+
+    Nobody else uses its connection until then. What comes of it is known when `end` has returned, and not before: the
+    server may have refused it, or never got it. A write that failed is sent again, as one that nobody had begun.
+    """
+
+    __slots__ = ("_again", "_failed", "_incarnation", "_wire", "_writer")
+
+    def __init__(
+        self, writer: OutcomeWriter, incarnation: str, ask: Callable[[Wire], None], again: Callable[[], None]
+    ) -> None:
+        """``ask``: sends the write. ``again``: sends it, and waits for its reply."""
+        self._writer = writer
+        self._incarnation = incarnation
+        self._again = again
+        #: Why it was not sent.
+        self._failed: Exception | None = None
+        #: None: it was not sent, or its reply was read.
+        self._wire: Wire | None = None
+        wire = writer._taken()
+        try:
+            ask(wire)
+        except (RedisError, OSError) as exc:
+            writer._lost(wire)
+            self._failed = exc
+        except BaseException:
+            writer._lost(wire)
+            raise
+        else:
+            self._wire = wire
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether `end` would find a reply, or an error, without waiting for it."""
+        return self._wire is None or self._wire.has_answer
+
+    def end(self) -> bool:
+        """Reads the reply. While the server is away, it is sent again until the lease ends.
+
+        False: the lease ended first, and the write is void. Raises the error of a server that refused it.
+        """
+        writer, wire, failed = self._writer, self._wire, self._failed
+        if wire is not None:
+            self._wire = None
+            try:
+                reply = wire.answer()
+            except ResponseError as exc:
+                writer._idle.append(wire)
+                failed = exc
+            except (RedisError, OSError) as exc:
+                writer._lost(wire)
+                failed = exc
+            except BaseException:
+                writer._lost(wire)
+                raise
+            else:
+                writer._idle.append(wire)
+                writer._outage.over()
+                self._got(reply)
+                return True
+        if isinstance(failed, NoScriptError) or (failed is not None and is_full(failed)):
+            # The second way to send it does without the script, or without memory.
+            failed = None
+        return writer._until_lease_ends(self._incarnation, self._again, failed)
+
+    def drop(self) -> None:
+        """Nobody will read the reply."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            # Else the next one who asks would get this reply.
+            wire.close()
+
+    def _got(self, reply: Any) -> None:
+        """Takes the reply of a write that succeeded."""
+
+
+class ApplyUnderWay(UnderWay):
+    """The same for effects that are applied with successes."""
+
+    __slots__ = ("_codes", "_count")
+
+    def __init__(self, writer: OutcomeWriter, keys: LaneKeys, incarnation: str, successes: Sequence[Success]) -> None:
+        self._count = len(successes)
+        #: Before the lease ends, there is a reply.
+        self._codes: list[tuple[ReturnCode, str]] = []
+
+        def again() -> None:
+            self._codes = apply(writer._client(), keys, incarnation, successes)
+
+        command = application(keys, incarnation, successes)
+        super().__init__(writer, incarnation, lambda wire: wire.ask(*command), again)
+
+    def codes(self) -> list[tuple[ReturnCode, str]]:
+        """A return code and an error for each success, by `end`. All are STALE when the lease ended first."""
+        return self._codes if self.end() else [(ReturnCode.STALE, "")] * self._count
+
+    def _got(self, reply: Any) -> None:
+        self._codes = codes_of(reply, self._count)

@@ -40,6 +40,8 @@ __all__ = [
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 #: What OpenSSL says of an answer that is not TLS. A server without TLS answers the first bytes so, or waits for more.
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+#: What redis-py says when the server ends a connection instead of an answer.
+CLOSED = "Connection closed by server"
 #: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
 OLDEST = (6, 2, 0)
 
@@ -103,10 +105,18 @@ class Wire:
             self.close()
             raise
 
-    def call_packed(self, packed: bytes) -> Any:
-        """The same for a command that the caller has encoded already: the cheapest way to ask."""
+    def ask_packed(self, packed: bytes) -> None:
+        """As `ask`, for a command that the caller has encoded already: the cheapest way to ask."""
         self._send((packed,))
-        return self.answer()
+        self.asked = True
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `answer` would return, or raise, without waiting."""
+        try:
+            return bool(self._connection.can_read(timeout=0))
+        except UNAVAILABLE:
+            return True
 
     def answer(self) -> Any:
         """The reply to what was asked. An error reply is raised, and leaves the connection as it is."""
@@ -172,16 +182,22 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
 
 def why_unreachable(exc: BaseException, url: str) -> str:
     """Why no connection to ``url`` came about, and what to look at. ``exc``: what the client raised."""
-    reason = " ".join(str(exc).split()) or type(exc).__name__
+    reason = " ".join(str(exc).split()).rstrip(".") or type(exc).__name__
     if isinstance(exc, redis.exceptions.BusyLoadingError):
         return f"{reason}; try again when it has"
+    hung_up = CLOSED in reason
     if not url.startswith("rediss://"):
+        if hung_up and url.startswith("redis://"):
+            return f"{reason}; is it a server with TLS, for which the broker's URL is rediss://?"
         return f"{reason}; is it running?"
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return _unreadable_file(url) or reason
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"{reason}; check ssl_ca_certs in the broker's URL"
+    if hung_up or (isinstance(cause, ssl.SSLError) and "connecting to" not in reason):
+        # In TLS 1.3 a server refuses a client's certificate after the client has finished its part.
+        return f"{reason}; does it want a certificate (ssl_certfile, ssl_keyfile), or another one?"
     if "handshake" in str(cause) or getattr(cause, "reason", None) in NO_TLS or isinstance(cause, ssl.SSLEOFError):
         return "it does not answer in TLS; is it a server without TLS, for which the broker's URL is redis://?"
     if isinstance(cause, ssl.SSLError):

@@ -131,13 +131,13 @@ CALLS: dict[str, Callable[[World], object]] = {
     "drop_ticks": lambda w: drop_ticks(w.client, PUSHER, ["shop/x"]),
     "notified": lambda w: note_told(w.client, w.keys, TOKEN, 1),
     "tell": lambda w: tell(w.client, w.keys, "x", b"[]"),
-    "enlist": lambda w: over_http(w, http_consumers.enlist, "h1", "x", ("{ticket_stream}/http:x", b"{}", 1000), []),
+    "enlist": lambda w: over_http(w, http_consumers.enlist, "h1", "x", ["{ticket_stream}/http:x"], (b"{}", 1000), []),
     "take": lambda w: over_http(
         w, http_consumers.take, [w.keys], "h1", "x", most=1, slots=1, most_bytes=1, first=0, has=[]
     ),
     "acknowledge": lambda w: over_http(w, http_consumers.acknowledge, [w.keys], "x", []),
     "heartbeat": lambda w: over_http(
-        w, http_consumers.heartbeat, [w.keys], "h1", "x", ("{ticket_stream}/http:x", 1000), 1000
+        w, http_consumers.heartbeat, [w.keys], "h1", "x", (["{ticket_stream}/http:x"], 1000), 1000
     ),
     "leave": lambda w: over_http(w, http_consumers.leave, [w.keys], "h1", "x"),
 }

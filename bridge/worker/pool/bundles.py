@@ -2,8 +2,11 @@
 
 Contract:
 
-- The outcomes of a round are written before the next round starts. So after a crash at most one message of a ticket
-  runs again. They are also written between two messages when the last write is `WRITE_AFTER_S` ago.
+- A message starts after the outcome of the one before it, of its ticket, is written. So after a crash at most one
+  message of a ticket runs again.
+- Outcomes are written at the end of a round, in the middle of a long one with effects, and between two messages when
+  the last write is `WRITE_AFTER_S` ago. While a write is under way, messages of other tickets run
+  (`bridge.worker.pool.write_behind`).
 - A message that fails ends its ticket's run in this bundle. The rest of the run was never started.
 - The bundle stops, and gives back what it has not started, when the leader recalled its messages or when it takes far
   longer than planned (`OVERTIME`). It also stops when the lease ends. Then the outcomes not yet written are void.
@@ -30,12 +33,17 @@ from bridge.worker.pool.delivery import (
 )
 from bridge.worker.pool.light_tracer import LightTracer
 from bridge.worker.pool.states import LeaseOver
+from bridge.worker.pool.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     from bridge.worker.pool.execute import Execution
 
 #: An outcome waits at most this long, in seconds, for the other outcomes of its round.
 WRITE_AFTER_S = 0.005
+
+#: Tickets of a round from which on it is written in two parts, where there are effects. A write has a price of its own:
+#: that of ten messages with effects, and more than what is won where there are none.
+SPLIT_FROM = 32
 
 #: A bundle that takes this many times `bridge_bundle_ms` gives back what it has not started.
 OVERTIME = 16
@@ -48,15 +56,23 @@ def run_bundle(execution: Execution, request: dict[str, Any], body: str) -> Trac
     """Runs the bundle's messages. Returns what Celery's pool expects; the result is the events for Flower."""
     template = request_of_bundle(request, execution.hostname)
     light = LightTracer(template)
+    writes = WriteBehind(execution, request[HEADER_INCARNATION])
     try:
         with execution.row(first_fence(request)) as row:
-            return _run(execution, row, request, body, template, light)
+            return _run(execution, row, request, body, template, light, writes)
     finally:
+        writes.drop()
         light.close()
 
 
 def _run(
-    execution: Execution, row: int, request: dict[str, Any], body: str, template: dict[str, Any], light: LightTracer
+    execution: Execution,
+    row: int,
+    request: dict[str, Any],
+    body: str,
+    template: dict[str, Any],
+    light: LightTracer,
+    writes: WriteBehind,
 ) -> Traced:
     # ``row``: this process's row of the shared page. It holds the fence that runs.
     shared = execution.shared
@@ -91,34 +107,35 @@ def _run(
         _read_states(execution, incarnation, runs)
     except LeaseOver:
         return ignored("the lease ended before the states were read")
-    #: Fence -> event, of each message that ran.
-    events: dict[int, tuple[Any, ...] | None] = {}
+    events = writes.events
     #: Ticket -> run, of the runs that go on in the next round: their message of this round succeeded.
     going_on: dict[str, list[Delivery]] = {}
     started = last_write = time.monotonic()
     give_up_at = started + max(OVERTIME * execution.lane.bundle_ms / 1000, 2 * WRITE_AFTER_S)
-    pending: list[tuple[Delivery, Outcome]] = []
+    pending = writes.pending
     unstarted: list[Outcome] = []
     position = 0
     stopping = False
-
-    def write() -> None:
-        """Writes the pending outcomes. If a success was refused, its ticket does not go on."""
-        refused = execution.write(incarnation, pending)
-        for one, _ in pending if refused else ():
-            if one.fence in refused:
-                events[one.fence] = event_of(one, refused[one.fence])
-                going_on.pop(one.ticket, None)
-        pending.clear()
-
     while runs:
         going_on.clear()
-        for deliveries in runs:
+        # A long round is written in two parts: while one is under way, the tickets of the other one run.
+        middle = len(runs) // 2 if len(runs) >= SPLIT_FROM else 0
+        for place, deliveries in enumerate(runs):
             delivery = deliveries[position]
+            if delivery.ticket in writes.tickets:
+                # The message before it is in the write that is under way. Before the lease is checked: while the server
+                # is away, this waits until the lease is over.
+                writes.end()
+            if delivery.ticket in writes.refused:
+                continue
             now = time.monotonic()
-            if pending and now - last_write > WRITE_AFTER_S and not stopping:
-                # Before the lease is checked: while the server is away, this waits until the lease is over.
-                write()
+            if (
+                pending
+                and ((place == middle and writes.has_effects) or now - last_write > WRITE_AFTER_S)
+                and not stopping
+                and writes.may_begin
+            ):
+                writes.begin()
                 now = last_write = time.monotonic()
             # The fence is noted before the lease and the recall are checked. A process that ends the lease or recalls
             # messages reads the fences afterwards. So either it sees this fence, or this check sees the change.
@@ -148,11 +165,12 @@ def _run(
             # The message whose fence was noted last was not started.
             shared.note_running(row, 0)
         if pending:
-            write()
+            writes.begin()
             last_write = time.monotonic()
-        shared.note_running(row, 0)
         runs = list(going_on.values())
         position += 1
+    writes.end()
+    shared.note_running(row, 0)
     if unstarted:
         execution.writer.write(incarnation, unstarted)
     return (0, [event for event in events.values() if event is not None], time.monotonic() - started)

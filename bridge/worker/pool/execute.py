@@ -18,6 +18,7 @@ bundle one write per round.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,12 +32,12 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
-from redis.exceptions import ResponseError
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.state_home import versions_of
+from bridge.consumer.writer import has_no_file_descriptor
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
@@ -58,6 +59,7 @@ from bridge.worker.pool.delivery import (
     unwrapped,
 )
 from bridge.worker.pool.results import store
+from bridge.worker.pool.round_write import RoundWrite
 from bridge.worker.pool.states import LeaseOver, States
 
 if TYPE_CHECKING:
@@ -99,7 +101,14 @@ class Execution:
 
     @contextmanager
     def row(self, first_fence: int) -> Iterator[int]:
-        """A row of the shared page, while one Celery message runs."""
+        """A row of the shared page, while one Celery message runs. A process without a free descriptor ends before."""
+        if not self.shared.in_main:
+            try:
+                os.close(os.dup(self.shared.fd))
+            except OSError as exc:
+                # A task has taken them all. No message has begun, so none is charged, and a new process runs them.
+                logger.critical("no file descriptor is left in this pool process, which ends: %s", exc)
+                os._exit(os.EX_OSERR)
         row = self.shared.take_row()
         try:
             yield row
@@ -200,6 +209,11 @@ class Execution:
             if context.dropped is not None and not context.written:
                 return self._dropped(delivery, context.dropped), (0, shown, runtime)
             return delivery.outcome(Kind.DONE), (0, shown, runtime)
+        if result.internal and has_no_file_descriptor(unwrapped(result)) and not self.shared.in_main:
+            # A task has left this process without a file descriptor, and Celery could not store the result. In a new
+            # process no other message suffers from that.
+            logger.critical("no result can be stored in this pool process, which ends: %s", unwrapped(result))
+            os._exit(os.EX_OSERR)
         if context.written:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
@@ -254,47 +268,18 @@ class Execution:
             raise PayloadError(f"the effects cannot be applied: {problem}")
         context.written = True
 
-    def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
-        """Writes the outcomes ``done``. A success whose effects cannot be applied becomes a failure.
-
-        Returns these failures: fence -> the result for Celery. No later message of their tickets may start.
-        """
-        plain = []
-        with_effects = []
+    def begin_write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> RoundWrite:
+        """Begins to write the outcomes ``done``, at most one of each ticket."""
         refused: dict[int, Traced] = {}
         # Results first: a caller must not wait for ever because this process died between the two.
         unstored = [delivery.unstored for delivery, _ in done if delivery.unstored is not None]
         if unstored and not store(unstored):
             done = [self._stored_by_celery(incarnation, delivery, outcome, refused) for delivery, outcome in done]
-        for delivery, outcome in done:
-            context = delivery.context
-            if outcome.kind is Kind.DONE and context is not None:
-                if context.written:
-                    continue
-                effects = context.seal()
-                if effects:
-                    with_effects.append((context, outcome, effects))
-                    continue
-            plain.append(outcome)
-        if with_effects:
-            codes = self._apply(
-                incarnation, [(context.id, outcome, effects) for context, outcome, effects in with_effects]
-            )
-            for (context, outcome, _), (code, problem) in zip(with_effects, codes, strict=True):
-                fence = outcome.fence
-                if code is ReturnCode.STALE:
-                    logger.warning("ticket %s: fence %d is stale, its effects were refused", context.id, fence)
-                    refused[fence] = ignored("the effects came under a stale fence")
-                elif code is ReturnCode.ERR:
-                    exc = PayloadError(f"the effects cannot be applied: {problem}")
-                    refused[fence] = failed(exc if context.is_last_attempt else Retry(exc=exc))
-                    times = (outcome.service_ms, outcome.started_us)
-                    plain.append(
-                        Outcome(outcome.message_id, fence, Kind.FAILED, *times, f"{type(exc).__name__}: {exc}")
-                    )
-        if plain:
-            self.writer.write(incarnation, plain)
-        return refused
+        return RoundWrite(self.writer, incarnation, done, refused)
+
+    def write(self, incarnation: str, done: list[tuple[Delivery, Outcome]]) -> dict[int, Traced]:
+        """Writes the outcomes ``done``, and waits for the replies: see `RoundWrite.end`."""
+        return self.begin_write(incarnation, done).end()
 
     def _stored_by_celery(
         self, incarnation: str, delivery: Delivery, outcome: Outcome, refused: dict[int, Traced]
@@ -313,16 +298,6 @@ class Execution:
         if shown[0]:
             refused[delivery.fence] = shown
         return delivery, outcome
-
-    def _apply(self, incarnation: str, items: list[tuple[str, Outcome, Any]]) -> list[tuple[ReturnCode, str]]:
-        try:
-            return self.writer.apply(incarnation, items)
-        except ResponseError as exc:
-            if len(items) == 1:
-                # The server refused these effects although they passed all checks. Only their message fails.
-                return [(ReturnCode.ERR, str(exc))]
-        # The server refused one of several. Try them one by one: an item that was applied before is not applied again.
-        return [code for item in items for code in self._apply(incarnation, [item])]
 
     def report_cut_off(self, delivery: Delivery, request: dict[str, Any], *, asked: bool) -> None:
         """Reports an attempt whose pool process ended before Celery knew that it had accepted the message.

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 import trustme
 
-from bridge.link.connections import check_server, client
+from bridge.link.connections import check_server, client, why_unreachable
 from bridge.routing.errors import ServerUnavailable
 
 HOST = "127.0.0.1"
@@ -96,3 +97,30 @@ def test_a_server_that_is_down_is_still_asked_for() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
     assert said_of(f"rediss://{HOST}:{port}/0?ssl_cert_reqs=none").endswith("; is it running?")
+
+
+def test_a_server_that_wants_a_certificate_is_asked_about_it(answering: Callable[..., int]) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.issue_cert(HOST).configure_cert(context)
+    authority.configure_trust(context)
+    with authority.cert_pem.tempfile() as ca:
+        said = said_of(f"rediss://{HOST}:{answering(context)}/0?ssl_cert_reqs=required&ssl_ca_certs={ca}")
+    assert "ssl_certfile" in said
+
+
+@pytest.mark.parametrize(
+    ("url", "end"),
+    [
+        (
+            "redis://h/0",
+            "Connection closed by server; is it a server with TLS, for which the broker's URL is rediss://?",
+        ),
+        ("unix:///h", "Connection closed by server; is it running?"),
+    ],
+    ids=["tcp", "socket"],
+)
+def test_a_plain_server_that_hangs_up_may_speak_tls(url: str, end: str) -> None:
+    assert why_unreachable(redis.exceptions.ConnectionError("Connection closed by server."), url) == end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bridge.protocol.headers import RunHead
@@ -11,8 +12,31 @@ from bridge.routing.return_codes import ReturnCode
 LIFE = "1" * 32
 
 
+class Sent:
+    """A write that was begun: it takes effect when its reply is read. ``take``: what it does, and its reply."""
+
+    has_reply = True
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._take = take
+
+    def end(self) -> Any:
+        return self._take()
+
+    codes = end
+
+    def drop(self) -> None:
+        pass
+
+
 class Writer:
     """Keeps what was applied."""
+
+    def begin_apply(self, incarnation: str, items: Any) -> Sent:
+        return Sent(lambda: self.apply(incarnation, items))
+
+    def begin_write(self: Any, incarnation: str, outcomes: Any) -> Sent:
+        return Sent(lambda: self.write(incarnation, outcomes))
 
     def __init__(self) -> None:
         self.applied: list[Outcome] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import os
 import sys
 from typing import Any
 
@@ -125,3 +127,60 @@ def test_effects_that_the_server_refuses_after_all_are_their_own_messages_failur
     assert sorted(outcome.message_id for outcome in writer.applied) == ["0-0", "0-2", "1-0", "1-2"]
     assert [(outcome.message_id, outcome.kind) for outcome in writer.written] == [("0-1", Kind.FAILED)]
     assert "the script broke" in writer.written[0].error
+
+
+class Ended(BaseException):
+    """Instead of the end of this process."""
+
+
+@pytest.fixture
+def pool_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a pool process, whose end raises `Ended`."""
+
+    def end(code: int) -> None:
+        assert code == os.EX_OSERR
+        raise Ended
+
+    monkeypatch.setattr(SharedPage, "in_main", property(lambda _: False))
+    monkeypatch.setattr("bridge.worker.pool.execute.os._exit", end)
+
+
+@pytest.mark.usefixtures("pool_process")
+def test_a_pool_process_without_a_descriptor_ends_before_it_begins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task has taken them all. What the next message needs may be a connection."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
+    begun: list[str] = []
+
+    @app.task(name="shop.pay", ignore_result=True, lazy=False, shared=False)
+    def pay(ticket_id: str, payload: Any) -> None:
+        begun.append(ticket_id)
+
+    app.finalize()
+
+    def none_left(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("bridge.worker.pool.execute.os.dup", none_left)
+    with pytest.raises(Ended):
+        running_bundle(app, KeepingWriter(), pay.name, tickets=1, each=1)
+    assert begun == []
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+@pytest.mark.usefixtures("pool_process")
+def test_a_pool_process_that_has_no_descriptor_for_a_result_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each later message with a result would fail in it."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
+
+    @app.task(name="shop.pay", lazy=False, shared=False)
+    def pay(ticket_id: str, payload: Any) -> None:
+        raise ValueError("as it was told")
+
+    app.finalize()
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pay.backend, "mark_as_retry", none_left)
+    with pytest.raises(Ended):
+        running_bundle(app, KeepingWriter(), pay.name, tickets=1, each=1)

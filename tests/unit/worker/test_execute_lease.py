@@ -22,7 +22,10 @@ from tests.unit.worker.kept_outcomes import LIFE, Writer, heads
 
 
 def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
-    """The server is away. Earlier outcomes cannot be written until the lease is over, and the bundle ends."""
+    """The server is away. Earlier outcomes cannot be written until the lease is over, and the bundle ends.
+
+    A ticket without an outcome on its way does not wait for the server: its first message runs.
+    """
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
     begun: list[str] = []
 
@@ -36,7 +39,7 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
     shared = SharedPage()
     shared.begin(LIFE, now_ns() + 60 * 10**9)
 
-    class AwayWriter:
+    class AwayWriter(Writer):
         def write(self, incarnation: str, outcomes: Any) -> bool:
             del incarnation, outcomes
             shared.end()
@@ -44,12 +47,15 @@ def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
 
     writer: Any = AwayWriter()
     execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
-    runs = [["T1", 0, 1, [["5-0", pay.name, 3]]], ["T2", 1, 1, [["5-1", pay.name, 4]]]]
+    runs: list[Any] = [
+        [ticket, offset, 1, [[f"5-{offset + n}", pay.name, 3] for n in range(2)]]
+        for ticket, offset in (("T1", 0), ("T2", 2))
+    ]
     request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
 
     run_bundle(execution, request, json.dumps(runs))
 
-    assert begun == ["T1"]
+    assert begun == ["T1", "T2"]
     assert shared.running_fences() == set()
 
 
@@ -68,7 +74,7 @@ def test_a_message_does_not_begin_when_the_lease_ends_on_the_way_to_its_body(bun
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     written: list[Outcome] = []
 
-    class KeepingWriter:
+    class KeepingWriter(Writer):
         def write(self, incarnation: str, outcomes: Any) -> bool:
             assert incarnation == LIFE
             written.extend(outcomes)

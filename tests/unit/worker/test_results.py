@@ -19,7 +19,7 @@ from bridge.app.refusing import Drop
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.worker.guard.shared_page import SharedPage
-from bridge.worker.pool import light_tracer, results
+from bridge.worker.pool import bundles, light_tracer, results
 from bridge.worker.pool.bundles import run_bundle
 from bridge.worker.pool.exceptions import picklable
 from bridge.worker.pool.execute import Execution
@@ -28,6 +28,12 @@ from tests.unit.worker.kept_outcomes import LIFE, KeepingWriter, heads
 #: The prefix of a lane that is not the default one.
 LANE = {"bridge_stream": "orders"}
 KEY = "celery-task-meta-orders::concurrency_stream_group:"
+
+
+@pytest.fixture(autouse=True)
+def written_by_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round is written once, however long its messages take."""
+    monkeypatch.setattr(bundles, "WRITE_AFTER_S", 3600.0)
 
 
 class Server:
