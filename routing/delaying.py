@@ -56,4 +56,14 @@ def move_due(
     reply = _MOVE_DUE.run(client, names_of_keys, args)
     if code_for_leader(reply[0], keys) is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    return Moved(reply[1], int(reply[2]) if reply[2] else None, int(reply[3]))
+    return Moved(_entries(reply), int(reply[1]) if reply[1] else None, int(reply[2]))
+
+
+def _entries(flat: list[Any]) -> list[Any]:
+    entries: list[Any] = []
+    at, end = 3, len(flat)
+    while at < end:
+        first = at + 3
+        at = first + flat[first - 1]
+        entries.append([flat[first - 3], flat[first:at], flat[first - 2]])
+    return entries

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 #: Options of every entry.
 ALWAYS = frozenset({b"due", b"hold"})
@@ -91,7 +92,7 @@ def read_options(id_ms: int, fields: Sequence[bytes], *, has_payload: bool) -> M
             found[name] = fields[i + 1]
     due_ms, hold = _due(id_ms, found)
     if found.keys() <= ALWAYS:
-        return MessageOptions(due_ms, hold) if due_ms else None
+        return _only_due(due_ms, hold) if due_ms else None
     options = MessageOptions(
         due_ms,
         hold,
@@ -104,6 +105,12 @@ def read_options(id_ms: int, fields: Sequence[bytes], *, has_payload: bool) -> M
 
 
 _NONE = MessageOptions()
+
+
+@lru_cache(maxsize=64)
+def _only_due(due_ms: int, hold: bool) -> MessageOptions:
+    """The options of a delayed message without others. Many may be due at one time, and share them."""
+    return MessageOptions(due_ms, hold)
 
 
 def _number(found: dict[bytes, bytes], name: bytes, least: int, most: int) -> int | None:

@@ -109,6 +109,8 @@ class Leader:
         self._more = True
         #: When something came last (monotonic seconds). A lane to which nothing has come may rest at once.
         self._busy_at = float("-inf")
+        #: Most entries of the outcome stream that the last question asked for.
+        self._most_outcomes = 0
         #: When to read the outcome stream next (monotonic seconds).
         self._ask_at = 0.0
 
@@ -172,7 +174,7 @@ class Leader:
         """Runs the loop: until `stop`, until ``led`` returns False, or until the lane is at rest and ``may_rest``
         returns True. Returns whether it is at rest: then all connections are closed, and `glance` and `go_on` go on.
         """
-        self.lease_watch.look_at = 0.0
+        self.lease_watch.look_at = self.lease_watch.check_at = 0.0
         with self._reads.selected():
             while not self._stop and led():
                 self._turn()
@@ -290,7 +292,8 @@ class Leader:
         block_ms = int(BLOCK_S * 1000)
         pause = self._ask_at - time.monotonic()
         if not self._outcomes.asked and pause <= 0:
-            self._outcomes.ask(*self._steps.question("BLOCK", block_ms))
+            self._most_outcomes = self._steps.slice_of_entries
+            self._outcomes.ask(*self._steps.question("BLOCK", block_ms, count=self._most_outcomes))
         lag = self._lag
         wants_entries = self._intake.open and lag.open and not lane.behind and not lane.has_enough_work
         if wants_entries and not self._more and not self._entries.asked:
@@ -328,9 +331,11 @@ class Leader:
             # Half of the turn may go into that. So what has come by then is read behind it, and sent in this turn.
             self._delayed.run(batch)
         if self._outcomes.asked and self._outcomes.file in ready:
-            if self._steps.settle(self._outcomes.answer(), batch):
+            count = self._steps.settle(self._outcomes.answer(), batch)
+            if count:
                 self._busy_at = time.monotonic()
-            settled = True
+            # Where more of them wait, the next read follows at once.
+            settled = count < self._most_outcomes
         lane.wake(lane.now_ms())
         self._backoffs_over.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
@@ -347,8 +352,13 @@ class Leader:
         if settled:
             pause_s = self._outcome_pause.seconds()
             self._ask_at = time.monotonic() + pause_s if pause_s else 0.0
-        if time.monotonic() >= self.lease_watch.look_at:
-            self._check()
+        now = time.monotonic()
+        if now >= self.lease_watch.look_at:
+            if self.lease_watch.is_urgent(now):
+                self.lease_watch.look_at = self.lease_watch.check_at
+                self.lease_watch.look()
+            else:
+                self._check()
         if lane.behind:
             self._rebuild.read_on()
         self._refill.run()
@@ -356,14 +366,15 @@ class Leader:
     def _check(self) -> None:
         began = time.monotonic()
         due = self.lease_watch.look_at = began + LEASE_CHECK_S
+        # Tickets may stand still until the leases were looked at.
+        self.lease_watch.look()
         self._intake.look()
         self._dead_log.look()
         self._lag.look()
-        self.lease_watch.look()
         self._breakers.look()
         self._unknown_tasks.look()
         if self.manual_changes.look():
-            self._retention.sweep()
+            self._retention.sweep(briefly=self.lane.fresh.are_few)
         self._retention.remove()
         if self._place is not None:
             self._place.look()
@@ -371,8 +382,9 @@ class Leader:
         self._more = True
         ended = time.monotonic()
         self.lease_watch.rests_until = ended + CHECK_REST * (ended - began)
+        self.lease_watch.check_at = max(due, self.lease_watch.rests_until)
         if self.lease_watch.look_at == due:
-            self.lease_watch.look_at = max(due, self.lease_watch.rests_until)
+            self.lease_watch.look_at = self.lease_watch.check_at
         # Else a lease ends before that, or a heartbeat is missing.
 
     def _read_entries(self, batch: Batch) -> None:

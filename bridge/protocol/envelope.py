@@ -23,6 +23,7 @@ from bridge.protocol.names import (
     BUNDLE_TASK,
     HEADER_ALONE,
     HEADER_BASE,
+    HEADER_FIRST,
     HEADER_INCARNATION,
     HEADER_REQUEST,
     HEADER_RUNS,
@@ -45,6 +46,7 @@ NO_LIMITS = b'"timelimit":[null,null]'
 #: Characters of a payload that are shown in Flower.
 SHOWN = 120
 
+_FIRST = b',"%b":1' % HEADER_FIRST.encode()
 _MARK = "@@{}@@"
 #: Held while a sample of a Celery message is made.
 _sampling = threading.Lock()
@@ -78,10 +80,12 @@ class Envelopes:
         *,
         alone: bool = False,
         own: OwnRules | None = None,
+        first: bool = False,
     ) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message.
 
         ``alone``: the worker gives it back, unless it has nothing of its other lanes. ``own``: its own options.
+        ``first``: the worker runs it before what waits there.
         """
         ticket = orjson.dumps(message.ticket)
         payload = message.payload
@@ -92,6 +96,8 @@ class Envelopes:
             runs += b"," + lost_text(lost)
         if alone:
             runs += b',"%b":1' % HEADER_ALONE.encode()
+        if first:
+            runs += _FIRST
         parts = self._template(message.task, queue, incarnation)
         if own is not None:
             runs += b"," + own.text()
@@ -118,7 +124,9 @@ class Envelopes:
             )
         )
 
-    def bundle(self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits) -> bytes:
+    def bundle(
+        self, incarnation: str, queue: str, runs: Sequence[Run], limits: Limits, *, first: bool = False
+    ) -> bytes:
         """The same for a bundle."""
         heads = []
         bodies = []
@@ -133,7 +141,7 @@ class Envelopes:
         return b"".join(
             (
                 parts[0],
-                b"[" + b",".join(heads) + b"]",
+                b"[" + b",".join(heads) + b"]" + (_FIRST if first else b""),
                 parts[1],
                 own_id,
                 parts[2],

@@ -24,6 +24,8 @@ HEADER_LOST = "bridge_lost"
 HEADER_REQUEST = "bridge_word"
 #: The message may have ended consumers: a worker takes it only while it has nothing of its other lanes.
 HEADER_ALONE = "bridge_alone"
+#: The message was fresh (`bridge.leader.picture.fresh`): a worker runs it before the bundles that wait there.
+HEADER_FIRST = "bridge_first"
 #: Header: ``[max_attempts, timeout ms, expires ms]`` of a message that has such options of its own
 #: (`bridge.protocol.headers.OwnRules`).
 HEADER_OWN = "bridge_own"

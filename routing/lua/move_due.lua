@@ -5,13 +5,14 @@
 --       clock), id up to which the caller has read, most messages, bytes after which no more are moved, bytes of an
 --       entry that is handed over whole, entries that the history may have (0: there is none), names ... of the fields
 --       of a larger entry that are handed over.
--- Returns: {'OK', entries ([id, [field, value ...], due ms] ...), due ms of the next one ('' = there is none), time
---          (ms) before which all are due that are to be moved now}; {'DEPOSED'}: another master leads; {'NOGROUP'}: the
---          group is gone: the caller reads the lane again. Only 'OK' changed anything. An entry that was deleted has no
---          fields.
+-- Returns: {'OK', due ms of the next one ('' = there is none), time (ms) before which all are due that are to be moved
+--          now, entries ...}; {'DEPOSED'}: another master leads; {'NOGROUP'}: the group is gone: the caller reads the
+--          lane again. Only 'OK' changed anything.
+--          An entry is its id, when it was due (ms), the number of its field names and values, and these, in one list:
+--          lists of their own cost more (read.lua). An entry that was deleted has no fields.
 -- Keeps: I1, I7 (it leaves `delayed`, is in `late` and pending under the master's name, in one step), I8, I9a; promise
 --        1: what was added before a message was due is read before the message is moved.
--- Bound: O(messages, times log of all that are delayed); bytes: the budget and one entry more.
+-- Bound: O(messages, times log of all that are delayed); bytes: the budget and one step more.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
@@ -34,23 +35,56 @@ end
 
 local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'WITHSCORES', 'LIMIT', 0, ARGV[6])
 local budget, limit = tonumber(ARGV[7]), tonumber(ARGV[8])
-local wanted = {}
+local wanted, ids, is_due = {}, {}, {}
 for i = 10, #ARGV do
   wanted[ARGV[i]] = true
 end
-local entries, members, scored, ids, rows, bytes = {}, {}, {}, {}, {}, 0
 for i = 1, #found, 2 do
+  local id = string.gsub(found[i], '%a', '')
+  ids[#ids + 1] = id
+  is_due[id] = true
+end
+
+-- Messages that are due together often follow each other in the stream. A range finds the place of its first entry by
+-- looking at up to a hundred others, so one range reads some of them: more as long as they follow, and never so many
+-- that they could have far more bytes than the budget.
+local STEP = math.max(1, math.min(16, math.floor(4 * budget / limit)))
+local step, fields_of, bytes = 1, {}, 0
+
+local function read_from(id)
+  -- Reads the entry, and perhaps some that follow it.
+  fields_of[id] = {}  -- unless it is there
+  local follow = 0
+  for _, entry in ipairs(redis.call('XRANGE', KEYS[4], id, '+', 'COUNT', step)) do
+    local fields = entry[2]
+    if is_due[entry[1]] then
+      follow = follow + 1
+      fields_of[entry[1]] = fields
+    else
+      for f = 1, #fields do
+        bytes = bytes + #fields[f]
+      end
+    end
+  end
+  step = follow * 2 > step and math.min(STEP, step * 2) or 1
+end
+
+local moved, at, count, scored, rows = {'', '', ''}, 3, 0, {}, {}
+local historical = ARGV[9] ~= '0'
+for i, id in ipairs(ids) do
   if bytes >= budget then
     break
   end
-  local member, due = found[i], found[i + 1]
-  local id = string.gsub(member, '%a', '')
-  local fields = (redis.call('XRANGE', KEYS[4], id, id)[1] or {id, {}})[2]
+  if not fields_of[id] then
+    read_from(id)
+  end
+  local fields = fields_of[id]
   local size, ticket = 0, ''
   for f = 1, #fields, 2 do
-    size = size + #fields[f] + #fields[f + 1]
-    if fields[f] == 'ticket_id' then
-      ticket = fields[f + 1]
+    local name, value = fields[f], fields[f + 1]
+    size = size + #name + #value
+    if name == 'ticket_id' then
+      ticket = value
     end
   end
   if size > limit then
@@ -64,24 +98,32 @@ for i = 1, #found, 2 do
     fields = kept
   end
   bytes = bytes + size
-  entries[#entries + 1] = {id, fields, due}
-  members[#members + 1] = member
-  scored[#scored + 1] = due
-  scored[#scored + 1] = member
-  ids[#ids + 1] = id
-  rows[#rows + 1] = {id, ticket, '', '', 0, 0, tonumber(due), 0, 0, 'due'}
+  count = i
+  local due = found[2 * i]
+  scored[2 * i - 1] = due
+  scored[2 * i] = found[2 * i - 1]
+  moved[at + 1], moved[at + 2], moved[at + 3] = id, due, #fields
+  at = at + 3
+  for f = 1, #fields do
+    moved[at + f] = fields[f]
+  end
+  at = at + #fields
+  if historical then
+    rows[i] = string.format('["%s",%s,"","",0,0,%.0f,0,0,"due"]', id, cjson.encode(ticket), due)
+  end
 end
-if #ids > 0 then
+if count > 0 then
   -- First: a full server lets a script continue whose first write needs no memory.
-  redis.call('ZREM', KEYS[2], unpack(members))
+  redis.call('ZREMRANGEBYRANK', KEYS[2], 0, count - 1)
   redis.call('ZADD', KEYS[3], unpack(scored))
   -- Also those that somebody has taken from the pending list by hand.
-  ids[#ids + 1] = 'FORCE'
-  ids[#ids + 1] = 'JUSTID'
-  redis.call('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, unpack(ids))
+  ids[count + 1], ids[count + 2] = 'FORCE', 'JUSTID'
+  redis.call('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, unpack(ids, 1, count + 2))
 end
-if #rows > 0 and ARGV[9] ~= '0' then
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[9], '*', 'd', cjson.encode(rows))
+if count > 0 and historical then
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[9], '*', 'd', '[' .. table.concat(rows, ',') .. ']')
 end
-local next = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-return {'OK', entries, next[2] or '', string.format('%.0f', before)}
+moved[1] = 'OK'
+moved[2] = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or ''
+moved[3] = string.format('%.0f', before)
+return moved

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import types
 
 import pytest
 
 from bridge.routing.policies import PolicyName
-from tests.calibration.mutation import Edit, Mutation, mutated
+from tests.calibration.in_process import put
+from tests.calibration.mutation import Edit, Mutation
 
 COUNTED = "bridge/leader/picture/fresh.py"
 READY = "bridge/leader/picture/ready.py"
 ASSIGNMENT = "bridge/leader/picture/assignment.py"
 CAPACITY = "bridge/leader/picture/capacity.py"
+PLANNER = "bridge/leader/picture/planner.py"
+STEPS = "bridge/leader/step/steps.py"
 FRESH, TOGETHER = "tests.unit.leader.test_fresh", "tests.unit.leader.test_due_together"
 
 MUTATIONS = [
@@ -54,31 +56,47 @@ MUTATIONS = [
         (Edit(ASSIGNMENT, "return waiting if waiting and waiting[0].turn < ready[0].turn else ready", "return ready"),),
     ),
     Mutation(
-        "a lane that hurries gives as much ahead as ever",
+        "a lane that hurries sends bundles as large as ever",
         "hurry",
         FRESH,
-        ("test_while_fresh_messages_come_a_worker_has_little_ahead_and_then_as_much_as_before",),
-        (Edit(CAPACITY, "self._hurried = lane.fresh.hurries", "self._hurried = False"),),
+        ("test_while_fresh_messages_come_bundles_are_smaller_and_then_as_large_as_before",),
+        (Edit(PLANNER, "bundle_ms /= min(consumer.stretch, HURRIED)", "pass"),),
+    ),
+    Mutation(
+        "a turn of a lane that hurries settles as much as ever",
+        "hurry",
+        FRESH,
+        ("test_while_fresh_messages_are_few_a_turn_settles_few_outcomes",),
+        (Edit(STEPS, "self._outcomes_each = max(1.0, (len(batch.acknowledged) - before) / len(entries))", "pass"),),
+    ),
+    Mutation(
+        "a fresh message waits for room",
+        "hurry",
+        FRESH,
+        ("test_a_fresh_message_needs_no_room_and_goes_before_what_its_worker_has",),
+        (Edit(CAPACITY, "(best is None or consumer.load < best.load)", "False"),),
+    ),
+    Mutation(
+        "a fresh message runs after what its worker has",
+        "hurry",
+        FRESH,
+        ("test_a_fresh_message_needs_no_room_and_goes_before_what_its_worker_has",),
+        (
+            Edit(
+                PLANNER,
+                "self._send(consumer, some, batch, dispatched, now_ms, first=True)",
+                "self._send(consumer, some, batch, dispatched, now_ms)",
+            ),
+        ),
+    ),
+    Mutation(
+        "a fresh message is sent beyond the room behind long tasks",
+        "hurry",
+        FRESH,
+        ("test_a_fresh_message_waits_for_room_behind_long_tasks",),
+        (Edit(CAPACITY, "and self._has_short(consumer)", ""),),
     ),
 ]
-
-
-def _put(monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
-    """Puts the methods that the mutation changes into the place of the product's."""
-    for file, text in mutated(mutation).items():
-        name = file.removesuffix(".py").replace("/", ".")
-        copy = types.ModuleType(name)
-        exec(compile(text, file, "exec"), copy.__dict__)
-        for class_name, cls in vars(importlib.import_module(name)).items():
-            if isinstance(cls, type) and cls.__module__ == name:
-                for method, ours in list(vars(cls).items()):
-                    changed = vars(getattr(copy, class_name)).get(method)
-                    if _code(changed) != _code(ours):
-                        monkeypatch.setattr(cls, method, changed)
-
-
-def _code(method: object) -> types.CodeType | None:
-    return getattr(getattr(method, "__func__", method), "__code__", None)
 
 
 @pytest.mark.parametrize("mutation", [pytest.param(one, id=one.name) for one in MUTATIONS])
@@ -87,6 +105,6 @@ def test_the_mutation_of_a_decision_is_caught(mutation: Mutation, monkeypatch: p
     test = getattr(importlib.import_module(mutation.scenario), name)
     arguments = {"policy": PolicyName.LEAST_LOADED} if "policy" in inspect.signature(test).parameters else {}
     test(**arguments)
-    _put(monkeypatch, mutation)
+    put(monkeypatch, mutation)
     with pytest.raises(AssertionError):
         test(**arguments)

@@ -129,6 +129,24 @@ def test_large_entries_come_without_other_fields_and_few_at_once(fresh: World, m
     assert found.next_ms == OVER
 
 
+def test_due_messages_between_others_come_with_their_own_entries(fresh: World) -> None:
+    # Given due messages that follow each other in the stream, and some with others or a deleted entry between them
+    ids = fresh.pushed("T", 120)
+    due = [id_ for n, id_ in enumerate(ids) if n < 40 or n % 3 == 0 or n > 100]
+    delay(fresh, list(reversed(due)))
+    deleted = {due[1], due[30], due[50]}
+    fresh.client.xdel(fresh.keys.stream, *deleted)
+    stored = dict(fresh.client.xrange(fresh.keys.stream))
+    # When they are moved
+    found, reply = moved(fresh, 200)
+    # Then each has what its entry has
+    assert found == due
+    for id_, fields, due_ms in reply.entries:
+        named = dict(zip(fields[::2], fields[1::2], strict=True))
+        assert named == ({} if id_.decode() in deleted else stored[id_])
+        assert int(due_ms) == OVER
+
+
 def test_a_deleted_entry_comes_without_fields_and_one_that_was_acknowledged_by_hand_is_pending_again(
     fresh: World,
 ) -> None:

@@ -61,6 +61,8 @@ class LeaseWatch:
         self._lost_runs = lost_runs
         #: When to check the leases next (monotonic seconds).
         self.look_at = 0.0
+        #: When to check all that is checked at intervals (monotonic seconds). The leases may be looked at sooner.
+        self.check_at = 0.0
         #: Until when consumers that join wait for the next check. A check costs time for each consumer, so a thousand
         #: that join one after the other must not cost a thousand checks.
         self.rests_until = 0.0
@@ -81,6 +83,12 @@ class LeaseWatch:
     def look_within(self, seconds: float) -> None:
         """Checks the leases within ``seconds`` at the latest."""
         self.look_at = min(self.look_at, time.monotonic() + seconds)
+
+    def is_urgent(self, now: float) -> bool:
+        """Whether only the leases are looked at now: tickets of a consumer that has ended stand still until then, and
+        what else is checked at intervals is not due.
+        """
+        return bool(self.given_up) and now < self.check_at
 
     def look(self) -> None:
         """Checks all leases, moves the tickets of lost consumers, and finds lost runs."""

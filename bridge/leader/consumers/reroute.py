@@ -157,6 +157,8 @@ class Reroute:
             lane.hold_back(ticket, due_ms[ticket])
         self._after_reroute(tickets, cause)
         lane.wake(now_ms)
+        # They go out at once, before the rest of the look at the leases, which waits for some replies.
+        self._steps.advance(Batch())
         logger.warning(
             "re-routed %d tickets (%d messages, %d may have been running) of %s",
             *(len(tickets), len(ids), len(cut_off), consumer.name),

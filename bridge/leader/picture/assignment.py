@@ -58,11 +58,29 @@ class Assignment:
             self._take(changed)
         if lane.crowded and room.idle and not self._pinned:
             self._move()
+        if lane.fresh_ready:
+            self._send_beyond()
         return room.chosen
 
     def sent(self) -> None:
         """The tickets that `run` chose are sent."""
         self.room.clear()
+
+    def _send_beyond(self) -> None:
+        """Assigns tickets with fresh messages, which are few, although no consumer has room: a worker runs them before
+        what it has.
+        """
+        lane, room = self._lane, self.room
+        chosen = {ticket for tickets in room.chosen.values() for ticket in tickets}
+        for ticket in lane.fresh_ready:
+            if ticket in chosen:
+                continue
+            if not room.fits():
+                return
+            consumer = room.beyond(ticket)
+            if consumer is not None:
+                (lane.ready if ticket.consumer is None else ticket.consumer.ready).remove(ticket)
+                room.choose(consumer, ticket, self._cost(ticket))
 
     def _take(self, consumers: Iterable[Consumer]) -> None:
         """Gives those of ``consumers`` that have room the tickets that wait for them."""

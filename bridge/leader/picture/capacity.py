@@ -12,7 +12,9 @@ gets something.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
@@ -31,6 +33,11 @@ MANY = 16
 PARCEL_BYTES = 1024 * 1024
 #: Most bytes of the payloads in one step: the server copies them at once. The rest goes out in the next step.
 STEP_BYTES = 4 * 1024 * 1024
+
+#: Most parcels in flight for each slot when fresh messages are sent beyond the room; and how many consumers are looked
+#: at for one of them.
+BEYOND = 4 * AHEAD_SHORT
+BEYOND_LOOKED_AT = 4
 
 #: The tasks that a consumer can run; None: any task.
 Tasks = frozenset[str] | None
@@ -77,14 +84,14 @@ class Room:
         self.idle: dict[Consumer, None] = {}
         #: Open consumers.
         self.open: dict[str, Consumer] = {}
+        #: The same, in the order in which they are looked at for fresh messages.
+        self._any: deque[Consumer] = deque()
         #: The tickets that this step has chosen for each consumer, and their expected cost in ms.
         self.chosen: dict[Consumer, list[Ticket]] = {}
         self._promised: dict[Consumer, float] = {}
         #: Bytes that this step dispatches, in total and to each consumer.
         self.planned = 0
         self._planned_to: dict[Consumer, int] = {}
-        #: Whether the lane hurried when the room of all consumers was updated last.
-        self._hurried = False
         #: Whether this step, or the last one, left work that the next step can send at once.
         self.left_some = False
 
@@ -109,9 +116,6 @@ class Room:
     def look(self) -> list[Consumer]:
         """Updates the room of the consumers that changed since the last look. Returns those of them that are open."""
         lane = self._lane
-        if self._hurried is not lane.fresh.hurries:
-            self._hurried = lane.fresh.hurries
-            self.seen = -1
         if self.is_current():
             changed = [consumer for consumer in lane.room_changed if consumer.open]
         else:
@@ -121,6 +125,7 @@ class Room:
             self._able = {}
             self.idle = {}
             self.open = {consumer.name: consumer for consumer in changed}
+            self._any = deque(changed)
         lane.room_changed.clear()
         for consumer in changed:
             self.rate(consumer)
@@ -138,24 +143,13 @@ class Room:
         room_ms = self.room_ms(consumer)
         if promised_ms or not self._has_short(consumer):
             return room_ms > promised_ms
-        return room_ms >= self.bundle_ms(consumer)
-
-    def bundle_ms(self, consumer: Consumer) -> float:
-        """How much work a bundle of short tasks for ``consumer`` has, by the measured service times.
-
-        While the lane hurries, it lasts ``bridge_bundle_ms`` by the clock. Else it may last longer, where processes
-        share processors: larger bundles cost less for each message.
-        """
-        return self._bundle_ms / consumer.stretch if self._hurried else self._bundle_ms
+        return room_ms >= self._bundle_ms
 
     def room_ms(self, consumer: Consumer) -> float:
         """How much more work the consumer may have, by what it has in flight."""
         ahead_ms = self._ahead_ms
         if self._has_short(consumer):
-            ahead_ms = AHEAD_SHORT * self.bundle_ms(consumer)
-        elif self._hurried and self._bundle_ms and not consumer.messages:
-            # The tasks that it gets may be short.
-            ahead_ms = min(ahead_ms, AHEAD_SHORT * self.bundle_ms(consumer))
+            ahead_ms = AHEAD_SHORT * self._bundle_ms
         return consumer.slots * ahead_ms - consumer.backlog_ms
 
     def _has_short(self, consumer: Consumer) -> bool:
@@ -197,6 +191,24 @@ class Room:
             return None if best is None else best[3]
         roomy: Sequence[Consumer] = groups[0].members if len(groups) == 1 else [c for g in groups for c in g.members]
         return self._policy(ticket.id, roomy) if roomy else None
+
+    def beyond(self, ticket: Ticket) -> Consumer | None:
+        """A consumer without room for a fresh message, which will run before what waits there: all of that is short."""
+        task = ticket.waiting[0].task
+        best = None
+        at = ticket.consumer
+        for consumer in islice(self._any, BEYOND_LOOKED_AT) if at is None else (at,):
+            if (
+                consumer.takes_bundles
+                and self._has_short(consumer)
+                and consumer.runs(task)
+                and consumer.parcels + len(self.chosen.get(consumer, ())) < BEYOND * consumer.slots
+                and (best is None or consumer.load < best.load)
+            ):
+                best = consumer
+        # Others are looked at next time.
+        self._any.rotate(-BEYOND_LOOKED_AT)
+        return best
 
     def _of(self, task: str) -> list[_Group]:
         found = self._able.get(task)

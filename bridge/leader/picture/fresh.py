@@ -1,10 +1,11 @@
-"""Whether fresh messages come beside a backlog, so that little of the backlog may lie ahead of them. No I/O.
+"""Whether fresh messages come beside a backlog, so that they go before what lies ahead of workers. No I/O.
 
 A message is *fresh* when nothing of its ticket is undone, and the stream has no more unread messages after it. It could
 start at once. So it waits for nothing but what lies ahead of it: in a queue of the leader, or in that of a consumer.
-While such messages come regularly and are few among all, the lane *hurries*: consumers get smaller bundles, and less
-work ahead. That costs more for each message. So a lane with nothing but a backlog does not hurry, and neither does one
-in which most messages are fresh: there they would only wait for each other, and longer.
+While such messages come and are few among all, they go out without room, in parcels that their worker runs before what
+waits there. And the lane *hurries*: bundles are smaller, since a fresh message waits for the one that runs, and the
+leader's turns are shorter. That costs more for each message. So a lane with nothing but a backlog does not hurry, and
+neither does one in which most messages are fresh: there they would only wait for each other, and longer.
 """
 
 from __future__ import annotations

@@ -210,10 +210,11 @@ class Lane(TicketRecords):
                 self.end_hold(ticket)
         if self.resting.leave(ticket, message.id, place):
             return
-        first = 1 if ticket.waiting and ticket.begun and not (ticket.run or ticket.front_id) else 0
         at = len(ticket.waiting)
-        while at > first and ticket.waiting[at - 1].place > place:
-            at -= 1
+        if at:
+            first = 1 if ticket.begun and not (ticket.run or ticket.front_id) else 0
+            while at > first and ticket.waiting[at - 1].place > place:
+                at -= 1
         if self.full or self.has_enough(ticket, message.size):
             # This message and all after it are spilled, so that many of them do not fill the memory.
             self._drop_from(ticket, place)

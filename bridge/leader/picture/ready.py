@@ -62,6 +62,8 @@ class Ready(Flight):
         self.fresh = Fresh()
         #: Queued tickets whose oldest message was delayed and is due. Others take turns with them (`_turn_of_kind`).
         self.late_ready: set[Ticket] = set()
+        #: Queued tickets with a fresh message, while these are few: they go out before all others, and run before them.
+        self.fresh_ready: dict[Ticket, None] = {}
         #: The latest turn that was dispatched; and, while kinds take turns, the last turn of each.
         self._served = self._last_late = self._last_fresh = self._last_other = self._turn
         self._take_turns = False
@@ -178,6 +180,8 @@ class Ready(Flight):
         ticket.turn = self._turn_of_kind(late=late, fresh=fresh) if takes_turns else self._turn
         if late:
             self.late_ready.add(ticket)
+        if fresh and not late and self.fresh.are_few:
+            self.fresh_ready[ticket] = None
         if options is not None:
             ticket.turn -= options.priority * PASSED_PER_PRIORITY
         if ticket.turn != self._turn:
@@ -216,12 +220,16 @@ class Ready(Flight):
         """``ticket`` was removed from its queue."""
         ticket.queued = False
         self.late_ready.discard(ticket)
+        self.fresh_ready.pop(ticket, None)
 
     def were_sent(self, tickets: Sequence[Ticket]) -> None:
         """These tickets left their queues to be dispatched, in the order of their turns."""
         self._served = max(self._served, tickets[-1].turn)
         if self.late_ready:
             self.late_ready.difference_update(tickets)
+        if self.fresh_ready:
+            for ticket in tickets:
+                self.fresh_ready.pop(ticket, None)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
         """The open consumer with that name that can run ``task``.

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Outcome entries in one read.
 READ_COUNT = 500
+#: About how many outcomes a turn settles while few fresh messages come.
+SLICE = 250
 
 
 class Steps:
@@ -45,11 +47,24 @@ class Steps:
         self._inbox = Inbox(lane, settling, self.on_notice)
         #: Id of the last entry of the outcome stream that was read and settled.
         self.last_outcome = "0-0"
+        #: How many messages an entry of the last read had, on average.
+        self._outcomes_each = 1.0
         self.history_cap = HistoryCap(term.settings.history, term.wire, term.keys.history)
 
-    def question(self, *options: Any) -> tuple[Any, ...]:
-        """The command that reads the next entries of the outcome stream. ``options``: how it blocks."""
-        return ("XREAD", "COUNT", READ_COUNT, *options, "STREAMS", self._term.keys.outcomes, self.last_outcome)
+    def question(self, *options: Any, count: int = READ_COUNT) -> tuple[Any, ...]:
+        """The command that reads the next entries of the outcome stream. ``options``: how it blocks. ``count``: the
+        most entries that it reads.
+        """
+        return ("XREAD", "COUNT", count, *options, "STREAMS", self._term.keys.outcomes, self.last_outcome)
+
+    @property
+    def slice_of_entries(self) -> int:
+        """The most entries of the outcome stream that the next turn settles. While few fresh messages come, the turns
+        are short: such a message waits for the turn of the loop.
+        """
+        if not self._lane.fresh.are_few:
+            return READ_COUNT
+        return max(1, min(READ_COUNT, int(SLICE / self._outcomes_each)))
 
     def settle(self, reply: Any, batch: Batch) -> int:
         """Settles the entries that a read of the outcome stream returned. Returns their number."""
@@ -62,7 +77,9 @@ class Steps:
             entries = [entry for entry in entries if id_key(entry[0].decode()) > known]
             if not entries:
                 return 0
+        before = len(batch.acknowledged)
         self.last_outcome = self._inbox.take(entries, batch)
+        self._outcomes_each = max(1.0, (len(batch.acknowledged) - before) / len(entries))
         return len(entries)
 
     def settle_all(self) -> None:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 #: Most calls of the script in one turn of the loop.
 CALLS = 2
-#: How many it moves in a turn, once the lane has enough work and needs only as many as are done.
-SLICE = 100
+#: How many it moves in a call, once the lane has enough work and needs only as many as are done. While the lane hurries
+#: there is one call in a turn.
+SLICE = 200
 #: Seconds until the next try when the script moved nothing that was due by the clock here.
 AGAIN_S = 0.05
 #: Seconds until the next call when some were moved: at a high rate, many are moved at once.
@@ -111,7 +112,7 @@ class Delayed:
             return
         if lane.read_to == self._tried_at and time.monotonic() < self._again_at:
             return
-        for _ in range(CALLS):
+        for _ in range(1 if lane.fresh.hurries else CALLS):
             if not self._move(batch):
                 return
 

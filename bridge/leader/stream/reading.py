@@ -90,9 +90,9 @@ class Reading:
         try:
             found = self._term.parser.parse(id_, entry[1]) if fault is None else unreadable(entry, fault)
             if isinstance(found, Message):
-                if (options := found.options or MessageOptions()).due_ms != due_ms or options.hold:
-                    options = replace(options, due_ms=due_ms, hold=False)
-                found.options = options
+                options = found.options
+                if options is None or options.due_ms != due_ms or options.hold:
+                    found.options = replace(options or MessageOptions(), due_ms=due_ms, hold=False)
                 self._lane.take_late(found, batch, moved=True)
                 return
             # Its entry was deleted, or the lane's settings are others than when it was read.

@@ -151,8 +151,9 @@ class Retention:
             if leaving := [id_ for id_ in mine if id_ in gone]:
                 remove(self._term.redis, self._term.leadership, self._others or (), leaving)
 
-    def sweep(self) -> None:
-        """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`.
+    def sweep(self, *, briefly: bool = False) -> None:
+        """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`. ``briefly``: for the
+        latter in any case, since fresh messages wait.
 
         To be called when the pending list agrees with the picture.
         """
@@ -168,10 +169,11 @@ class Retention:
             self._dead.clear()
             self._sorted = None
             self._read_to.clear()
-        until = started + (SHARED_BUDGET_S if self._others else BUDGET_S)
+        briefly = briefly or bool(self._others)
+        until = started + (SHARED_BUDGET_S if briefly else BUDGET_S)
         end = f"{max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
         while time.monotonic() < until:
-            page = SHARED_BATCH if self._others else BATCH
+            page = SHARED_BATCH if briefly else BATCH
             spared = self._spared(page)
             found = done(self._term.redis, self._keys.stream, self._cursor, end, page, spared=spared)
             if self._one_is_gone(found.groups):

@@ -17,8 +17,17 @@ from celery.worker.request import create_request_cls
 from celery.worker.state import task_reserved
 
 from bridge.protocol.headers import first_fence, own_rules
-from bridge.protocol.names import BUNDLE_TASK, HEADER_ALONE, HEADER_BASE, HEADER_INCARNATION, HEADER_OWN, HEADER_REQUEST
+from bridge.protocol.names import (
+    BUNDLE_TASK,
+    HEADER_ALONE,
+    HEADER_BASE,
+    HEADER_FIRST,
+    HEADER_INCARNATION,
+    HEADER_OWN,
+    HEADER_REQUEST,
+)
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.worker.celery_patches.waiting_requests import put_first
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.ticket_requests import TicketRequest
 from bridge.worker.pool.calls import run_bundle, run_ticket
@@ -130,7 +139,10 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         for callback in callbacks or ():
             callback(request)
         try:
-            return consumer.on_task_request(request)
+            taken = consumer.on_task_request(request)
+            if HEADER_FIRST in headers:
+                put_first(getattr(consumer.controller, "semaphore", None), request)
+            return taken
         except passed_on:
             raise
         except Exception:

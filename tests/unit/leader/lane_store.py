@@ -29,6 +29,10 @@ id_key = cache(key_of_id)
 class FakeEnvelopes:
     """Records what a Celery message would carry."""
 
+    def __init__(self) -> None:
+        #: Ids of messages that their worker runs before what waits there.
+        self.first: list[str] = []
+
     def plain(
         self,
         incarnation: str,
@@ -41,12 +45,17 @@ class FakeEnvelopes:
         *,
         alone: bool = False,
         own: OwnRules | None = None,
+        first: bool = False,
     ) -> bytes:
         del lost, alone, own
+        if first:
+            self.first.append(message.id)
         listed = [[message.ticket, offset, attempt, doubt, [message.id]]]
         return json.dumps(["plain", incarnation, listed, None]).encode()
 
-    def bundle(self, incarnation: str, _queue: str, runs: Sequence[Run], limits: Any) -> bytes:
+    def bundle(self, incarnation: str, _queue: str, runs: Sequence[Run], limits: Any, *, first: bool = False) -> bytes:
+        if first:
+            self.first += [message.id for run in runs for message in run.messages]
         listed = [[*run[:4], [message.id for message in run.messages]] for run in runs]
         return json.dumps(["bundle", incarnation, listed, limits]).encode()
 

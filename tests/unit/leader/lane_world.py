@@ -117,7 +117,10 @@ class LaneWorld:
             parks=lambda _task: self.settings.on_dead == "park",
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
-        self.planner = Planner(self.lane, cast("Envelopes", FakeEnvelopes()), traits.__getitem__, self.settling.expire)
+        envelopes = FakeEnvelopes()
+        #: Ids of messages that went out to run before what waits at their worker.
+        self.went_first = envelopes.first
+        self.planner = Planner(self.lane, cast("Envelopes", envelopes), traits.__getitem__, self.settling.expire)
         #: There are no manual changes here.
         self.manual_changes = cast("Any", SimpleNamespace(mend_taken=lambda: False))
         self.term = Term(

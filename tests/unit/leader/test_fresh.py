@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from bridge.leader.picture.capacity import AHEAD_SHORT
 from bridge.leader.picture.fresh import FEW, LITTLE, WINDOW_MS, Fresh
 from bridge.leader.picture.pieces import STRETCH_FIRST, STRETCH_MAX, Consumer
+from bridge.leader.picture.planner import HURRIED
+from bridge.leader.step.steps import READ_COUNT, SLICE, Steps
 from bridge.leader.stream import delayed
 from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
 from bridge.routing.policies import PolicyName
 from tests.unit.leader.known_times import world as known_world
 from tests.unit.leader.lane_world import TASKS, LaneWorld
@@ -115,7 +121,7 @@ def full(world: LaneWorld) -> bool:
     return only(world).backlog_ms >= (AHEAD_SHORT - 1) * BUNDLE_MS
 
 
-def test_while_fresh_messages_come_a_worker_has_little_ahead_and_then_as_much_as_before() -> None:
+def test_while_fresh_messages_come_bundles_are_smaller_and_then_as_large_as_before() -> None:
     # Given a worker whose bundles last five times longer than expected, and a backlog
     world = behind(900, 8, bundle_ms=BUNDLE_MS)
     ended(world)
@@ -125,13 +131,55 @@ def test_while_fresh_messages_come_a_worker_has_little_ahead_and_then_as_much_as
     world.push("O", "short")
     world.read()
     ended(world)
-    # Then its bundles last as long as they should, by the clock
-    assert 0 < only(world).backlog_ms <= (AHEAD_SHORT + 1) * BUNDLE_MS / 5
-    assert max(parcel.size for parcel in world.store.parcels) <= 1.5 * BUNDLE_MS / 5 / SHORT_MS
-    # And when no more came for a while, it gets as much as before
+    # Then its bundles are smaller, and it has as much ahead
+    assert full(world)
+    assert largest(world) <= 1.5 * BUNDLE_MS / HURRIED / SHORT_MS
+    # And when no more came for a while, they are as large as before
     world.now += 2 * WINDOW_MS
     ended(world)
     assert full(world)
+    assert largest(world) >= 0.8 * BUNDLE_MS / SHORT_MS
+
+
+def largest(world: LaneWorld) -> int:
+    """Messages in the largest parcel in flight."""
+    return max(parcel.size for parcel in world.store.parcels)
+
+
+@pytest.mark.parametrize("policy", list(PolicyName))
+def test_a_fresh_message_needs_no_room_and_goes_before_what_its_worker_has(policy: PolicyName) -> None:
+    # Given a worker that has as much ahead as it gets, and a backlog
+    world = behind(900, 8, bundle_ms=BUNDLE_MS, policy=policy)
+    ended(world)
+    assert full(world)
+    world.read()
+    there, before = list(world.store.parcels), len(world.went_first)
+    # When fresh messages come
+    fresh = [world.push(f"O{n}", "short")[0] for n in range(3)]
+    world.read()
+    # Then they are sent at once, without others, and before the others at the worker
+    sent = [parcel for parcel in world.store.parcels if parcel not in there]
+    assert sorted(id_ for parcel in sent for _, ids in parcel.runs.values() for id_ in ids) == sorted(fresh)
+    assert sorted(world.went_first[before:]) == sorted(fresh)
+    world.check()
+
+
+def test_a_fresh_message_waits_for_room_behind_long_tasks() -> None:
+    # Given a worker that has long tasks, and others wait
+    world = known_world(window=10_000, bundle_ms=BUNDLE_MS)
+    world.join("w1@h", slots=1)
+    for n in range(100):
+        world.push(f"B{n}", "long")
+    world.read(99)
+    for n in range(30):
+        ended(world)
+        if n % 12 != 11:
+            continue
+        there = len(world.running())
+        world.push(f"O{n}", "short")
+        world.read()
+        assert world.lane.fresh.are_few
+        assert len(world.running()) == there
 
 
 def test_where_most_messages_are_fresh_a_worker_gets_as_much_as_from_a_backlog() -> None:
@@ -197,7 +245,8 @@ def test_a_worker_that_had_nothing_to_do_begins_with_small_bundles() -> None:
     world.read()
     ended(world)
     # Then how long they last beside each other is not known yet
-    assert max(parcel.size for parcel in world.store.parcels) <= 1.5 * BUNDLE_MS / STRETCH_FIRST / SHORT_MS
+    assert STRETCH_FIRST >= HURRIED
+    assert largest(world) <= 1.5 * BUNDLE_MS / HURRIED / SHORT_MS
 
 
 def test_while_fresh_messages_come_few_of_those_that_are_due_are_moved_in_a_turn() -> None:
@@ -212,4 +261,30 @@ def test_while_fresh_messages_come_few_of_those_that_are_due_are_moved_in_a_turn
     world.now = due_ms + 1
     world.push("O2", "short")
     world.read()
-    assert 0 < len(world.store.late) <= delayed.CALLS * delayed.SLICE
+    assert 0 < len(world.store.late) <= delayed.SLICE
+
+
+def test_while_fresh_messages_are_few_a_turn_settles_few_outcomes() -> None:
+    # Given a leader that has settled entries of 25 outcomes each
+    world = behind(900, 8, bundle_ms=BUNDLE_MS)
+    keys = SimpleNamespace(outcomes="outcomes", history="history")
+    term: Any = SimpleNamespace(settings=world.lane.settings, wire=None, keys=keys)
+    parts: Any = None
+    settled = Steps(term, world.lane, parts, parts, parts)
+    settled._inbox = cast("Any", SimpleNamespace(take=take_25))
+    assert settled.settle([["outcomes", [(b"1-0", ()), (b"2-0", ())]]], Batch()) == 2
+    # Then the next turn reads many of them while there is nothing but a backlog
+    ended(world)
+    before = world.lane.fresh.are_few, settled.slice_of_entries
+    # And few while fresh messages come
+    world.read()
+    ended(world)
+    world.push("O", "short")
+    world.read()
+    assert (before, world.lane.fresh.are_few) == ((False, READ_COUNT), True)
+    assert settled.slice_of_entries == SLICE // 25
+
+
+def take_25(entries: list[tuple[bytes, object]], batch: Batch) -> str:
+    batch.acknowledged += ["1-0"] * 25 * len(entries)
+    return entries[-1][0].decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.leader.picture.pieces import SUSPECT_AFTER
+from bridge.leader.picture.pieces import SUSPECT_AFTER, Consumer
 from bridge.protocol.outcome_entries import GivenUp
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld
@@ -114,6 +114,31 @@ def test_a_late_renewal_alone_stops_no_worker() -> None:
     world.look({late: MISSED_MS})
     # Then it still gets work
     assert world.lane.consumers[late].open
+
+
+def test_tickets_of_a_lost_consumer_go_out_before_the_rest_of_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, (lost, alive) = lane_of(2)
+    seen: list[dict[str, int]] = []
+
+    def find(consumers: list[Consumer]) -> None:
+        seen.append({consumer.incarnation: len(consumer.tickets) for consumer in consumers})
+
+    monkeypatch.setattr(world.lease_watch._lost_runs, "find", find)
+    world.look({lost: 0})
+    assert seen == [{alive: 8}]
+
+
+def test_a_notice_asks_for_a_look_at_the_leases_only_and_does_not_delay_the_check_of_all() -> None:
+    world, (dead, _) = lane_of(2)
+    watch = world.lease_watch
+    watch.check_at = 100.0
+    assert not watch.is_urgent(99.0)
+    watch.gave_up(dead, GivenUp())
+    assert watch.is_urgent(99.0)
+    assert not watch.is_urgent(100.0)
+    # Nor does it stay urgent when its tickets have moved
+    world.look({dead: 0})
+    assert not watch.is_urgent(99.0)
 
 
 def test_a_consumer_gets_nothing_after_the_notice_of_its_end() -> None:

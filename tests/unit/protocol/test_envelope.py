@@ -19,7 +19,7 @@ from kombu.transport.virtual import Message as VirtualMessage
 
 from bridge.app.installation import install
 from bridge.protocol.envelope import OPENING, SHOWN, Envelopes, Limits, Run, returned
-from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_FIRST, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.messages import EntryParser, Message
 
@@ -67,6 +67,15 @@ def plain(sent: Message, offset: int = 0, attempt: int = 1, doubt: bool = False)
 
 def bundle(runs: Sequence[Run], limits: Limits = (None, None)) -> dict[str, Any]:
     return whole(ENVELOPES.bundle(LIFE, QUEUE, runs, limits))
+
+
+def test_a_message_or_a_bundle_that_goes_first_says_so_in_its_headers() -> None:
+    sent = Message("1-0", "T1", "t", b"1")
+    alone = whole(ENVELOPES.plain(LIFE, QUEUE, sent, 0, 1, False, first=True))
+    together = whole(ENVELOPES.bundle(LIFE, QUEUE, [Run("T1", 0, 1, False, [sent])], (None, None), first=True))
+    for first, usual in ((alone, plain(sent)), (together, bundle([Run("T1", 0, 1, False, [sent])]))):
+        assert first["headers"] == {**usual["headers"], HEADER_FIRST: 1}
+        assert HEADER_FIRST not in usual["headers"]
 
 
 def received(raw: dict[str, Any]) -> Any:
