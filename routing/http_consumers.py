@@ -74,16 +74,17 @@ async def enlist(
     client: Redis,
     consumer: str,
     incarnation: str,
-    record: tuple[str, bytes, int],
+    records: Sequence[str],
+    record: tuple[bytes, int],
     lanes: Sequence[Enlisting],
 ) -> tuple[ReturnCode, int]:
-    """Begins an incarnation in all ``lanes``. ``record``: the key of its record, its value, and its lifetime in ms.
+    """Begins an incarnation in all ``lanes``. ``records``: the keys of the copies of its record. ``record``: its value,
+    and its lifetime in ms.
 
     Returns the code, and for HELD the ms that the other lease has left.
     """
-    key, value, lifetime_ms = record
-    keys: list[Argument] = [key]
-    args: list[Argument] = [consumer, incarnation, value, lifetime_ms]
+    keys: list[Argument] = [*records]
+    args: list[Argument] = [consumer, incarnation, *record, len(records)]
     for lane in lanes:
         old_registration, old_incarnation = lane.found or (b"", "none")
         of = lane.keys
@@ -139,18 +140,19 @@ async def heartbeat(
     lanes: Sequence[LaneKeys],
     consumer: str,
     incarnation: str,
-    record: tuple[str, int],
+    record: tuple[Sequence[str], int],
     lease_ms: int,
     asked: Sequence[tuple[str, int]] = (),
 ) -> Heartbeat | None:
-    """Renews the leases. ``record``: the key of the incarnation's record, and its lifetime in ms. ``asked``: (message
-    id, fence) of messages that the caller asks about. None: a lease is over.
+    """Renews the leases. ``record``: the keys of the copies of the incarnation's record, and their lifetime in ms.
+    ``asked``: (message id, fence) of messages that the caller asks about. None: a lease is over.
     """
-    keys: list[Argument] = [record[0]]
+    records, lifetime_ms = record
+    keys: list[Argument] = [*records]
     for of in lanes:
         keys += (of.lease(incarnation), of.held(incarnation), of.given(incarnation), of.acknowledged(incarnation))
         keys += (of.drains, of.tickets)
-    args: list[Argument] = [consumer, lease_ms, record[1]]
+    args: list[Argument] = [consumer, lease_ms, lifetime_ms, len(records)]
     for one in asked:
         args += one
     reply = await _HEARTBEAT.arun(client, keys, args)

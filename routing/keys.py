@@ -379,7 +379,8 @@ def push_tickets(prefix: str, period: int) -> str:
 
 def http_consumer(stream: str, incarnation: str) -> str:
     """String (JSON) with PX: an incarnation of an HTTP consumer: its name, its lanes and its concurrency
-    (`bridge.http.incarnations`). Registration writes it, a heartbeat renews it. It outlives the leases for an hour.
+    (`bridge.http.incarnations`). Registration writes a copy for each version of the stream, and a heartbeat renews
+    them. They outlive the leases for an hour.
     """
     return f"{_tagged(stream)}/http:{incarnation}"
 

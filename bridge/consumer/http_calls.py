@@ -45,6 +45,8 @@ class Calls:
         self._context = context
         self._of_thread = threading.local()
         self._at = 0
+        #: How often all threads were moved to one master.
+        self._moves = 0
 
     def call(
         self,
@@ -73,10 +75,12 @@ class Calls:
             if status < 400:
                 return answer
             detail = str(answer.get("detail", "")) if isinstance(answer, dict) else ""
-            if status != 503 or not goes_on():
+            if status != 503:
                 raise HttpProblem(status, detail)
             self._at += 1
             self.close()
+            if not goes_on():
+                raise HttpProblem(status, detail)
             time.sleep(RETRY_S)
 
     def _once(self, method: str, path: str, text: bytes | None, timeout_s: float) -> tuple[int, Any]:
@@ -96,9 +100,18 @@ class Calls:
             self.close()
             raise
 
+    def stay(self) -> None:
+        """Makes the next call of each thread go to the master that answered this thread's last one."""
+        self._at = self._of_thread.at
+        self._moves += 1
+        self._of_thread.moves = self._moves
+
     def _connection(self) -> HTTPConnection:
+        if getattr(self._of_thread, "moves", self._moves) != self._moves:
+            self.close()
         found: HTTPConnection | None = getattr(self._of_thread, "connection", None)
         if found is None:
+            self._of_thread.at, self._of_thread.moves = self._at, self._moves
             address = self._addresses[self._at % len(self._addresses)]
             host = str(address.hostname)
             if address.scheme == "https":
@@ -116,11 +129,14 @@ class Calls:
             self._of_thread.connection = None
 
     def canceller(self) -> Callable[[], None]:
-        """A function for other threads that ends the call that this thread waits for."""
-        connection = self._connection()
+        """A function for other threads that ends the call that this thread waits for, now or later."""
+        self._connection()
+        # The values of this thread. The connection may be another one when the function is called.
+        mine = self._of_thread.__dict__
 
         def cancel() -> None:
-            sock = connection.sock
+            connection: HTTPConnection | None = mine.get("connection")
+            sock = connection.sock if connection is not None else None
             if sock is not None:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)

@@ -176,6 +176,9 @@ class HttpConsumer:
         with self._lock:
             if incarnation == self._incarnation:
                 self._deadline_ns = deadline_ns
+                if found["wants"] == "leave" != self._wants:
+                    # During a deploy masters know different lanes: one that says `leave` is where to register again.
+                    self._calls.stay()
                 self._wants = found["wants"]
         return deadline_ns
 
@@ -317,6 +320,9 @@ class HttpConsumer:
                     self._send(incarnation, items)
             except (OSError, HTTPException, HttpProblem) as exc:
                 logger.warning("%d messages cannot be acknowledged, and come again: %s", len(items), exc)
+                if isinstance(exc, HttpProblem) and exc.status in OVER:
+                    # Else they came again under the same fence.
+                    self._lose(incarnation)
             with self._changed:
                 self._held.difference_update(item["fence"] for item in items)
                 self._changed.notify_all()

@@ -2,12 +2,16 @@
 
 The record says which lanes an incarnation serves. It never changes, so a master keeps it. Whether the leases hold is
 not in it: the scripts look, in the same step as what they do.
+
+During a deploy, masters of two versions of an app listen. They know different versions of the stream, and at least one
+in common. So each version that an incarnation serves has a copy of the record, and a master looks at all that it knows.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,8 +39,8 @@ class Incarnation:
     name: str
     #: The name of its subscription.
     subscription: str
-    #: The streams of its lanes.
-    streams: tuple[str, ...]
+    #: Version of the stream -> the streams of its lanes there. Oldest version first.
+    streams: Mapping[str, Sequence[str]]
     #: How many messages it takes at once.
     slots: int
     lease_ms: int
@@ -46,7 +50,12 @@ class Incarnation:
     @cached_property
     def lanes(self) -> tuple[LaneKeys, ...]:
         """The keys of its lanes."""
-        return tuple(LaneKeys(stream, self.subscription) for stream in self.streams)
+        return tuple(LaneKeys(stream, self.subscription) for streams in self.streams.values() for stream in streams)
+
+    @cached_property
+    def records(self) -> tuple[str, ...]:
+        """The keys of the copies of its record."""
+        return tuple(http_consumer(version, self.id) for version in self.streams)
 
     def text(self) -> bytes:
         """The record."""
@@ -69,10 +78,6 @@ class Incarnations:
         self._site = site
         self._known: OrderedDict[str, Incarnation] = OrderedDict()
 
-    def key(self, incarnation: str) -> str:
-        """The key of the record."""
-        return http_consumer(self._site.settings.lane.stream, incarnation)
-
     def add(self, incarnation: Incarnation) -> None:
         """Keeps it."""
         self._known[incarnation.id] = incarnation
@@ -84,8 +89,10 @@ class Incarnations:
         found = self._known.get(id_)
         if found is None and _INCARNATION.fullmatch(id_):
             redis = await self._site.redis()
-            text: Any = await redis.get(self.key(id_))
-            if text is not None:
+            settings = self._site.settings
+            known = (settings.lane.stream, *settings.older_streams)
+            copies: Any = await redis.mget([http_consumer(version, id_) for version in known])
+            if (text := next(filter(None, copies), None)) is not None:
                 fields = orjson.loads(text)
                 found = Incarnation(id_, *(fields[name] for name in _FIELDS))
                 self.add(found)

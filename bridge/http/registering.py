@@ -78,7 +78,7 @@ class Registry:
                 id=uuid.uuid4().hex,
                 name=asked.name,
                 subscription=lanes[0].name,
-                streams=tuple(lane.settings.stream for lane in lanes),
+                streams=_streams_of(lanes),
                 slots=asked.concurrency,
                 lease_ms=lease_ms,
                 started=time.time(),
@@ -117,8 +117,8 @@ class Registry:
             )
             for lane, text in zip(lanes, replies[::2], strict=True)
         ]
-        record = (self._incarnations.key(incarnation.id), incarnation.text(), incarnation.record_ms)
-        return await enlist(redis, incarnation.name, incarnation.id, record, enlisting)
+        record = (incarnation.text(), incarnation.record_ms)
+        return await enlist(redis, incarnation.name, incarnation.id, incarnation.records, record, enlisting)
 
     def _profile(self, asked: Registering, lane: AppLane, incarnation: Incarnation) -> Profile:
         tasks = lane.tasks if asked.tasks is None else asked.tasks
@@ -150,7 +150,7 @@ class Registry:
     async def heartbeat(self, incarnation: Incarnation, asked: Sequence[tuple[str, int]] = ()) -> Heartbeat:
         """Renews the leases. ``asked``: messages to ask about. Raises `Problem` (410), and redis errors."""
         redis = await self._site.redis()
-        record = (self._incarnations.key(incarnation.id), incarnation.record_ms)
+        record = (incarnation.records, incarnation.record_ms)
         facts_ = (incarnation.lanes, incarnation.name, incarnation.id, record, incarnation.lease_ms, asked)
         found = await heartbeat(redis, *facts_)
         if found is None:
@@ -160,8 +160,7 @@ class Registry:
     def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
         """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
         lanes = self._subscriptions().get(incarnation.subscription, ())
-        if {lane.settings.stream for lane in lanes} != set(incarnation.streams):
-            # The stream has another layout.
+        if not _serves(incarnation.streams, _streams_of(lanes)):
             return LEAVE
         drained = any(text and read_drain_order(text).started == incarnation.started for text in found.drains)
         return QUIET if drained else GO_ON
@@ -171,3 +170,25 @@ class Registry:
         redis = await self._site.redis()
         if await leave(redis, incarnation.lanes, incarnation.name, incarnation.id) is ReturnCode.LATE:
             raise lease_over()
+
+
+def _serves(serves: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]]) -> bool:
+    """Whether an incarnation serves what an app wants. Both: version -> the streams of its lanes, oldest version first.
+
+    A version that is newer than those of the app is not this master's to judge: a deploy has begun on other masters. An
+    older one was dropped from the app.
+    """
+    versions = list(serves)
+    while versions and versions[-1] not in wanted:
+        versions.pop()
+    return {version: set(serves[version]) for version in versions} == {
+        version: set(streams) for version, streams in wanted.items()
+    }
+
+
+def _streams_of(lanes: Sequence[AppLane]) -> dict[str, list[str]]:
+    """Version of the stream -> the streams of those of the lanes that are on it. Oldest version first."""
+    found: dict[str, list[str]] = {}
+    for lane in lanes:
+        found.setdefault(lane.version, []).append(lane.settings.stream)
+    return found

@@ -160,8 +160,8 @@ def access(
         if http:
             commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
         pushed = [_pushed_once(keys.stream)] if http else []
-        lives = http_consumer(literal(keys.stream), "*")
-        own = (*lane, *split_or_not, *older_ones, share, lives, *pushed, *chain, *schedules, *BINDINGS, "celeryev.*")
+        lives = [http_consumer(literal(name), "*") for name in versions]
+        own = (*lane, *split_or_not, *older_ones, share, *lives, *pushed, *chain, *schedules, *BINDINGS, "celeryev.*")
         return _access(role, own, heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]

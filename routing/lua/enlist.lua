@@ -2,20 +2,22 @@
 --
 -- From -> to: no message changes its state; what the queues still hold belonged to the incarnation before: its messages
 --             are in the ticket records, and the leaders re-route them.
--- KEYS: 1 record of the incarnation, 2.. of each lane: consumers, the new lease, the lease of the registered
---       incarnation, the queue, outcomes.
--- ARGV: consumer, incarnation, record, lifetime of the record (ms); of each lane: lease (ms), registration,
---       registration that the caller found ('' = none).
+-- KEYS: the copies of the record of the incarnation; of each lane: consumers, the new lease, the lease of the
+--       registered incarnation, the queue, outcomes.
+-- ARGV: consumer, incarnation, record, lifetime of the record (ms), number of its copies; of each lane: lease (ms),
+--       registration, registration that the caller found ('' = none).
 -- Returns: {'OK'}; {'HELD', ms left}: a lease of the other incarnation holds: wait it out; {'CHANGED'}: the name was
 --          registered again in the meantime: the caller looks again. Only 'OK' changed anything.
 -- Keeps: I5: two incarnations of one name never hold leases together. Bound: O(lanes + the old queues).
 
+local copies = tonumber(ARGV[5])
+
 local function of_lane(l)
   -- The place in KEYS before the keys of a lane, and in ARGV before its arguments.
-  return 1 + (l - 1) * 5, 4 + (l - 1) * 3
+  return copies + (l - 1) * 5, 5 + (l - 1) * 3
 end
 
-local lanes = (#KEYS - 1) / 5
+local lanes = (#KEYS - copies) / 5
 for l = 1, lanes do
   local k, at = of_lane(l)
   local found = ARGV[at + 3]
@@ -34,5 +36,7 @@ for l = 1, lanes do
   redis.call('HSET', KEYS[k + 1], ARGV[1], ARGV[at + 2])
   redis.call('XADD', KEYS[k + 5], '*', 'i', ARGV[2], 'joined', ARGV[1])
 end
-redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+for k = 1, copies do
+  redis.call('SET', KEYS[k], ARGV[3], 'PX', ARGV[4])
+end
 return {'OK'}

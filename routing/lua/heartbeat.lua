@@ -1,15 +1,16 @@
 -- Renews the leases of an HTTP consumer, reports what it holds, and says whether messages are still its own.
 --
 -- From -> to: no message changes its state.
--- KEYS: 1 record of the incarnation, 2.. of each lane: lease, held, messages given, messages acknowledged, drains,
---       tickets.
--- ARGV: consumer, lease (ms), lifetime of the record (ms), and of each message that the caller asks about: message id,
---       fence.
+-- KEYS: the copies of the record of the incarnation; of each lane: lease, held, messages given, messages acknowledged,
+--       drains, tickets.
+-- ARGV: consumer, lease (ms), lifetime of the record (ms), number of its copies; of each message that the caller asks
+--       about: message id, fence.
 -- Returns: {'OK', Unix ms, the drain order of each lane ('' = none), of each message: 1: it is the consumer's, 0: it is
 --          not the current one, or was not given}; {'LATE'}: a lease is over: nothing was renewed.
 -- Keeps: I5: a lease that ended is never revived. Bound: O(lanes + unacknowledged messages).
 
-for k = 1, #KEYS - 1, 6 do
+local copies = tonumber(ARGV[4])
+for k = copies, #KEYS - 1, 6 do
   if redis.call('EXISTS', KEYS[k + 1]) == 0 then
     return {'LATE'}
   end
@@ -17,8 +18,10 @@ end
 local now = redis.call('TIME')
 local now_us = now[1] .. string.format('%06d', now[2])
 local drains, own = {}, {}
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-for k = 1, #KEYS - 1, 6 do
+for k = 1, copies do
+  redis.call('PEXPIRE', KEYS[k], ARGV[3])
+end
+for k = copies, #KEYS - 1, 6 do
   redis.call('PEXPIRE', KEYS[k + 1], ARGV[2])
   redis.call('PEXPIRE', KEYS[k + 3], ARGV[2])
   redis.call('PEXPIRE', KEYS[k + 4], ARGV[2])
@@ -26,9 +29,9 @@ for k = 1, #KEYS - 1, 6 do
   redis.call('SET', KEYS[k + 2], '{"n":' .. now_us .. ',"fences":[' .. fences .. ']}', 'PX', ARGV[2])
   drains[#drains + 1] = redis.call('HGET', KEYS[k + 5], ARGV[1]) or ''
 end
-for at = 4, #ARGV, 2 do
+for at = 5, #ARGV, 2 do
   local id, fence, is_own = ARGV[at], ARGV[at + 1], 0
-  for k = 1, #KEYS - 1, 6 do
+  for k = copies, #KEYS - 1, 6 do
     local value = redis.call('HGET', KEYS[k + 3], fence)
     local known, length = string.match(value or '', '^(%S+) %S+ (%d+) ')
     if known == id then

@@ -23,6 +23,11 @@ FENCE = 1_700_000_000_000_000
 LEASE_MS = 60_000
 
 
+def records_of(life: str) -> list[str]:
+    """The keys of the copies of its record: one for each version of the stream."""
+    return [f"{{s}}/http:{life}", f"{{s:v2}}/http:{life}"]
+
+
 class Stage:
     """An HTTP consumer ``h`` with a lease in two lanes."""
 
@@ -46,7 +51,7 @@ class Stage:
         old = None if found is None else (found.encode(), json.loads(found)["incarnation"])
         text = json.dumps({"incarnation": life}).encode()
         lanes = [Enlisting(keys, LEASE_MS, text, old) for keys in LANES]
-        code, _ = self.call(enlist, "h", life, ("{s}/http:" + life, b"{}", LEASE_MS), lanes)
+        code, _ = self.call(enlist, "h", life, records_of(life), (b"{}", LEASE_MS), lanes)
         return code
 
     def send(self, lane: int, number: int, ticket: str = "T", **headers: Any) -> str:
@@ -151,7 +156,7 @@ def test_when_one_lease_is_over_the_incarnation_is_over(stage: Stage, lane: int)
     stage.redis.delete(LANES[lane].lease(LIFE))
     assert stage.take() is None
     assert stage.answer(id_) is ReturnCode.LATE
-    assert stage.call(heartbeat, LANES, "h", LIFE, ("{s}/http:life", LEASE_MS), LEASE_MS) is None
+    assert stage.call(heartbeat, LANES, "h", LIFE, (records_of(LIFE), LEASE_MS), LEASE_MS) is None
     assert stage.outcomes(0) == []
     assert not stage.redis.exists(LANES[lane].lease(LIFE))
 
@@ -160,9 +165,10 @@ def test_a_heartbeat_reports_what_is_held_and_says_whose_messages_are(stage: Sta
     ids = [stage.send(n - 1, n, f"T{n}") for n in (1, 2)]
     stage.taken()
     stage.redis.hset(LANES[1].drains, "h", "{}")
-    stage.redis.pexpire(LANES[0].lease(LIFE), 1000)
+    for key in (LANES[0].lease(LIFE), *records_of(LIFE)):
+        assert stage.redis.pexpire(key, 1000)
     asked = [(ids[0], FENCE + 1), (ids[0], FENCE + 2), (ids[1], FENCE + 2), ("9-0", 5)]
-    found = stage.call(heartbeat, LANES, "h", LIFE, ("{s}/http:life", LEASE_MS), LEASE_MS, asked)
+    found = stage.call(heartbeat, LANES, "h", LIFE, (records_of(LIFE), LEASE_MS), LEASE_MS, asked)
     assert found is not None
     assert (found.drains, found.is_own) == ([b"", b"{}"], [True, False, True, False])
     held = [json.loads(stage.redis.get(keys.held(LIFE))) for keys in LANES]
@@ -170,6 +176,7 @@ def test_a_heartbeat_reports_what_is_held_and_says_whose_messages_are(stage: Sta
     assert held[0]["n"] > FENCE
     assert stage.redis.pttl(LANES[0].lease(LIFE)) > 1000
     assert stage.redis.pttl(LANES[0].given(LIFE)) > 1000
+    assert all(stage.redis.pttl(record) > 1000 for record in records_of(LIFE))
 
 
 def test_a_second_incarnation_waits_for_the_end_of_all_leases(stage: Stage) -> None:
@@ -225,7 +232,7 @@ def test_a_full_server_takes_outcomes_and_heartbeats(stage: Stage) -> None:
     stage.redis.config_set("maxmemory", 1)
     try:
         assert stage.answer(ids[0]) is ReturnCode.OK
-        assert stage.call(heartbeat, LANES, "h", LIFE, ("{s}/http:life", LEASE_MS), LEASE_MS) is not None
+        assert stage.call(heartbeat, LANES, "h", LIFE, (records_of(LIFE), LEASE_MS), LEASE_MS) is not None
         assert stage.taken() == ids[1:]
     finally:
         stage.redis.config_set("maxmemory", 0)

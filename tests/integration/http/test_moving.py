@@ -17,7 +17,7 @@ from tests.integration.http.http_consumers import HttpConsumerUnderTest, HttpLan
 from tests.integration.lanes import APP
 from tests.integration.servers import run_command
 from tests.integration.versions import APP as VERSIONS_APP
-from tests.integration.versions import GROUP, Versions
+from tests.integration.versions import GROUP, ONLY_V1, Versions
 from tests.keycheck import check_keys
 
 Message = dict[str, Any]
@@ -126,17 +126,41 @@ def test_tickets_move_between_a_worker_and_an_http_consumer_by_drain_and_transfe
     lane.assert_at_rest()
 
 
+def versions_master(chain: Versions, name: str, port: int, **conf: Any) -> MasterNode:
+    env = {"VERSIONS_LEDGER": str(chain.ledger), "VERSIONS_CONF": json.dumps({**chain.conf, **conf})}
+    arguments = ("--http", f"{HOST}:{port}")
+    return chain.nodes.master(name, app=VERSIONS_APP, env=env, arguments=arguments, ready_text="standing by")
+
+
+def test_masters_of_an_old_and_a_new_app_answer_one_consumer_alike(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # A deploy that begins a version: the old masters know only the older one.
+    chain = Versions(nodes, own_server, tmp_path, {"bridge_lease": 60})
+    old, new = free_port(), free_port()
+    versions_master(chain, "m1", old, **ONLY_V1)
+    chain.wait_leader("v1")
+    versions_master(chain, "m2", new)
+    for count, (port, other, wants) in enumerate([(old, new, "leave"), (new, old, "go on")], 1):
+        consumer = HttpConsumerUnderTest(f"h{count}", 1, port)
+        consumer.register()
+        assert consumer.heartbeat().body["wants"] == "go on"
+        consumer.port = other
+        assert consumer.heartbeat().body["wants"] == wants
+        chain.push("v1", f"T{count}")
+        message = consumer.one()
+        assert consumer.extend(message).status == 200
+        assert consumer.acknowledge(message).status == 200
+        chain.wait_ended("v1", count)
+        assert consumer.leave().status == 200
+    check_keys(chain.redis, *chain.keys.values(), allowed=("_kombu*",))
+
+
 def test_a_ticket_is_handled_in_an_older_version_first_and_a_retired_one_is_left(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     chain, port = Versions(nodes, own_server, tmp_path), free_port()
-
-    def master(name: str, port: int, **conf: Any) -> MasterNode:
-        env = {"VERSIONS_LEDGER": str(chain.ledger), "VERSIONS_CONF": json.dumps(conf)}
-        arguments = ("--http", f"{HOST}:{port}")
-        return nodes.master(name, app=VERSIONS_APP, env=env, arguments=arguments, ready_text="standing by")
-
-    older = master("m1", port)
+    older = versions_master(chain, "m1", port)
     consumer = HttpConsumerUnderTest("h1", 5, port)
     consumer.register()
     with consumer.beating():
@@ -163,7 +187,7 @@ def test_a_ticket_is_handled_in_an_older_version_first_and_a_retired_one_is_left
         # A deploy: the app names the older version no more. The new master says so to those that serve both.
         assert consumer.heartbeat().body["wants"] == "go on"
         later = free_port()
-        master("m2", later, bridge_follows=[])
+        versions_master(chain, "m2", later, bridge_follows=[])
         consumer.port = later
         older.terminate()
         older.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,6 +27,10 @@ class Stub:
         self.messages: list[dict[str, Any]] = []
         self.outcomes: dict[str, dict[str, Any]] = {}
         self.lease_ms = LEASE_MS
+        self.wants = "go on"
+        #: Of the answers to heartbeats.
+        self.status = 200
+        self.registered = threading.Event()
         #: Set: a heartbeat is answered. Until then its answer comes byte by byte.
         self.answers = threading.Event()
         self.answers.set()
@@ -38,9 +43,10 @@ class Stub:
 
     def answer(self, path: str, body: Any) -> Any:
         if path.endswith("/register"):
+            self.registered.set()
             return {"incarnation": "i", "lease_ms": self.lease_ms}
         if path.endswith("/heartbeat"):
-            return {"wants": "go on", "lease_ms": self.lease_ms}
+            return {"wants": self.wants, "lease_ms": self.lease_ms}
         if "/next" in path:
             given = [message for message in self.messages if message["message_id"] not in self.outcomes]
             return {"messages": given, "lease_ms": LEASE_MS}
@@ -57,6 +63,14 @@ def stub() -> Stub:
 
 @pytest.fixture
 def url(stub: Stub) -> Iterator[str]:
+    with serving(stub) as found:
+        yield found
+
+
+@contextmanager
+def serving(stub: Stub) -> Iterator[str]:
+    """The URL of a server that answers as ``stub`` does."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -64,7 +78,7 @@ def url(stub: Stub) -> Iterator[str]:
             size = int(self.headers.get("Content-Length") or 0)
             text = self.rfile.read(size)
             answer = json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
-            self.send_response(200)
+            self.send_response(stub.status if self.path.endswith("/heartbeat") else 200)
             self.flush_headers()
             self.wfile.write(b"Wait: ")
             while self.path.endswith("/heartbeat") and not stub.answers.wait(0.01):
@@ -176,3 +190,18 @@ def test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer(
     consumer = HttpConsumer(url, "h", handle, concurrency=1, wait_s=0)
     consumer.run()
     assert ended == [LOST_STATUS]
+
+
+def test_one_that_is_told_to_leave_registers_again_with_the_master_that_said_so(url: str, stub: Stub) -> None:
+    # A deploy: two masters know different lanes. The thread that renews has left the first one, which answers 503.
+    stub.status, other = 503, Stub()
+    other.wants = "leave"
+    with serving(other) as second:
+        consumer = HttpConsumer([url, second], "h", lambda _message: None, wait_s=0)
+        running = threading.Thread(target=consumer.run)
+        running.start()
+        try:
+            assert other.registered.wait(30)
+        finally:
+            consumer.stop()
+            running.join()
