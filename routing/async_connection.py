@@ -5,6 +5,7 @@ sentinels.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
@@ -19,6 +20,8 @@ from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_
 
 #: Most connections of one client. When all are busy, a caller waits for a free one.
 CONNECTIONS = 10
+#: In how many parts a caller waits until it gives up.
+WAIT_PARTS = 5
 
 
 class _Leaving:
@@ -53,22 +56,31 @@ class FairPool(BlockingConnectionPool):
 
     redis-py's own pool gives a free connection to a caller that comes at the right moment, before those that wait. So
     when some ask again at once, another one may wait until its time is over.
+
+    A caller waits for as long as the server answers those before it. It gives up when none of them had an answer for
+    ``timeout`` seconds.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._turns = asyncio.Semaphore(self.max_connections)
+        #: Connections that nobody uses or was promised.
+        self._free = self.max_connections
+        #: Those that wait, the first one first. A result is a turn.
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._given: set[Any] = set()
+        #: Number of connections that came back in order.
+        self._served = 0
 
     async def get_connection(self, *_args: Any, **_options: Any) -> Any:
-        try:
-            await asyncio.wait_for(self._turns.acquire(), self.timeout)
-        except TimeoutError:
-            raise RedisConnectionError("No connection available.") from None
+        if self._free:
+            self._free -= 1
+        else:
+            with connecting():
+                await self._wait_for_turn()
         try:
             found = await super().get_connection()  # type: ignore[no-untyped-call]
         except BaseException:
-            self._turns.release()
+            self._next_turn()
             raise
         self._given.add(found)
         return found
@@ -80,7 +92,32 @@ class FairPool(BlockingConnectionPool):
             # A connection that could not be made is released before it was given.
             if connection in self._given:
                 self._given.discard(connection)
-                self._turns.release()
+                self._served += connection.is_connected
+                self._next_turn()
+
+    async def _wait_for_turn(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        served, silent = self._served, 0
+        try:
+            # In parts, so that a pause of this process is not taken for a silence of the server.
+            part_s = None if self.timeout is None else self.timeout / WAIT_PARTS
+            while not (await asyncio.wait((turn,), timeout=part_s))[0]:
+                served, silent = self._served, silent + 1 if served == self._served else 0
+                if silent == WAIT_PARTS:
+                    raise RedisConnectionError(f"No connection available: none became free in {self.timeout:g} s")
+        except BaseException:
+            if turn.done():
+                self._next_turn()
+            else:
+                self._waiting.remove(turn)
+            raise
+
+    def _next_turn(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
 
 
 class _Plain(_Leaving, Connection):

@@ -129,10 +129,12 @@ def tick(
     return Ticked(_checked(code, pusher))
 
 
-def drop_ticks(client: Redis, pusher: Pusher, fields: Sequence[str]) -> int:
-    """Deletes what is stored of the entries ``fields``. Returns their number. Raises `NotLeading`."""
+def drop_ticks(client: Redis, pusher: Pusher, fields: Sequence[str]) -> int | None:
+    """Deletes what is stored of the entries ``fields``. Returns their number; None: the leader of an earlier lane
+    pushes the schedule, and nothing was deleted. Raises `NotLeading`.
+    """
     reply = _DROP_TICKS.run(client, [schedule_key(pusher.stream), *pusher.leaders], [pusher.token, *fields])
-    return int(reply[1]) if _checked(code_of(reply[0]), pusher) is ReturnCode.OK else 0
+    return int(reply[1]) if _checked(code_of(reply[0]), pusher) is ReturnCode.OK else None
 
 
 def _checked(code: ReturnCode, pusher: Pusher) -> ReturnCode:

@@ -9,7 +9,8 @@ import time
 from bridge.routing.numbers import duration
 
 #: An outage that begins within this time after the last one is logged only when it lasts as long, in seconds. So a
-#: server that comes and goes does not fill the log.
+#: server that comes and goes does not fill the log, and a party that meets an outage when it is over for others does
+#: not log it again.
 CALM_S = 5.0
 
 
@@ -26,6 +27,12 @@ class OutageLog:
         self._lock = threading.Lock()
         self._away: set[Outage] = set()
         self._since = 0.0
+        self._ended = -CALM_S
+
+    @property
+    def ended(self) -> float:
+        """When a party had the server back the last time (monotonic seconds)."""
+        return self._ended
 
     def party(self) -> Outage:
         """One more party, which has the server."""
@@ -38,17 +45,20 @@ class OutageLog:
             self._away.add(party)
             if first:
                 self._since = since
-        if first:
-            self._logger.warning("Redis is away, %s: %s", self._doing, reason)
+                # Under the lock, as the other line: they are in the log in their order.
+                self._logger.warning("Redis is away, %s: %s", self._doing, reason)
 
     def ends(self, party: Outage) -> None:
-        """``party`` has the server back, or does not need it any more."""
+        """``party``, which may have logged nothing, has the server back, or does not need it any more."""
         with self._lock:
+            self._ended = time.monotonic()
+            if party not in self._away:
+                return
             self._away.discard(party)
             if self._away:
                 return
-            took_s = time.monotonic() - self._since
-        self._logger.warning("Redis is back after %s", duration(took_s * 1000))
+            took_s = self._ended - self._since
+            self._logger.warning("Redis is back after %s", duration(took_s * 1000))
 
 
 class Outage:
@@ -58,7 +68,6 @@ class Outage:
         self._log = log or OutageLog(logger, doing)
         self._lock = threading.Lock()
         self._since = 0.0
-        self._ended = -CALM_S
         self._logged = False
         self._count = 0
 
@@ -79,7 +88,7 @@ class Outage:
             if not self._since:
                 self._since = now
                 self._count += 1
-            if self._logged or now - max(self._ended, self._since - CALM_S) < CALM_S:
+            if self._logged or now - max(self._log.ended, self._since - CALM_S) < CALM_S:
                 return
             self._logged = True
             since = self._since
@@ -89,11 +98,9 @@ class Outage:
     def over(self) -> bool:
         """The server answered. Returns whether that ends an outage."""
         with self._lock:
-            since, logged = self._since, self._logged
+            since = self._since
             self._since, self._logged = 0.0, False
-            if not since:
-                return False
-            self._ended = time.monotonic()
-        if logged:
-            self._log.ends(self)
+        if not since:
+            return False
+        self._log.ends(self)
         return True

@@ -140,7 +140,8 @@ class Schedule:
         lane, pusher = led
         now_ms = lane.clock.server_ms
         if pusher.token != self._token:
-            self._read(redis, pusher, now_ms())
+            if not self._read(redis, pusher, now_ms()):
+                return RETRY_S
             self._token = pusher.token
         for place in self._places.values():
             if place.next_ms <= now_ms() and not self._stop.is_set():
@@ -155,12 +156,14 @@ class Schedule:
                 return lane, Pusher(self._stream, self._leaders[: number + 1], lane.election.token)
         return None
 
-    def _read(self, redis: Redis, pusher: Pusher, now_ms: int) -> None:
-        """Reads what is stored, and deletes what belongs to no entry."""
+    def _read(self, redis: Redis, pusher: Pusher, now_ms: int) -> bool:
+        """Reads what is stored, and deletes what belongs to no entry. False: the leader of an earlier lane does that.
+        It may have another app, so this master must look again.
+        """
         stored = read_ticks(redis, self._stream, self._app)
         gone = [field_of(self._app, name) for name in stored if name not in self._places]
-        if gone:
-            drop_ticks(redis, pusher, gone)
+        if (gone or not self._places) and drop_ticks(redis, pusher, gone) is None:
+            return False
         missing = [name for name in self._places if name not in stored]
         for version in reversed(self._bridge.follows):
             if missing:
@@ -169,6 +172,7 @@ class Schedule:
                 stored |= {name: older[name] for name in missing if name in older and name not in stored}
         for name, place in self._places.items():
             place.learn(None if name in missing else stored[name], stored.get(name), now_ms)
+        return True
 
     def _tick(self, redis: Redis, pusher: Pusher, place: _Place, now: Callable[[], int]) -> None:
         """Pushes the newest tick of an entry that is due, or notes that the entry begins now."""

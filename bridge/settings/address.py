@@ -40,6 +40,8 @@ def address_of(app: Celery) -> str:
     raw: Any = app.conf.broker_url or DEFAULT
     urls = raw.split(";") if isinstance(raw, str) else [part for one in raw for part in str(one).split(";")]
     options = app.conf.broker_transport_options or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError("broker_transport_options must be a dict")
     if options.get("global_keyprefix"):
         raise ConfigurationError(
             "broker_transport_options: global_keyprefix cannot be used with the bridge: a dispatch pushes to a "

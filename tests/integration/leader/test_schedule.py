@@ -10,12 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from bridge.routing.keys import schedule_key
-from bridge.routing.ticks import LastTick, read_ticks
+import bridge
+from bridge.master.schedule import Schedule
+from bridge.routing.keys import LaneKeys, schedule_key
+from bridge.routing.ticks import LastTick, field_of, read_ticks
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, NodeYard
 from bridge.testing.waiting import wait_until
@@ -168,6 +172,30 @@ def test_one_of_several_leaders_pushes_and_the_next_takes_over(shop: ScheduleSho
     count = len(ticks())
     wait_until(lambda: len(ticks()) >= count + 4, description="two more", timeout_s=40)
     assert [one for one, number in Counter(ticks()).items() if number > 1] == []
+
+
+def test_a_master_without_entries_waits_until_it_may_forget_them(own_server: EmbeddedServer) -> None:
+    # Given a master that leads the second lane, and one of before the deploy that leads the first one
+    app = Celery("shop", broker=own_server.url, set_as_current=False)
+    bridge.install(app)
+    redis = own_server.client(decode_responses=True)
+    first, second = LaneKeys("ticket_stream", "a"), LaneKeys("ticket_stream", "b")
+    for keys, token in ((first, "5 old"), (second, "7 new")):
+        redis.set(keys.leader, token)
+    redis.hset(schedule_key("ticket_stream"), field_of("shop", "beat"), "5 every 1 s")
+    lane: Any = SimpleNamespace(keys=second, leading=True, clock=SimpleNamespace(server_ms=lambda: 6))
+    lane.election = SimpleNamespace(leads=lambda: True, token="7 new")
+    schedule = Schedule(app, [lane], [first.leader, second.leader])
+    redis.config_resetstat()
+    schedule.start()
+    wait_until(lambda: "cmdstat_evalsha" in redis.info("commandstats"), description="it to ask")
+    assert read_ticks(redis, "ticket_stream", "shop")
+    # When the other one ends
+    redis.delete(first.leader)
+    # Then nothing is left, and nobody looks any more
+    schedule.join(30)
+    assert read_ticks(redis, "ticket_stream", "shop") == {}
+    redis.close()
 
 
 def test_messages_of_a_tick_are_handled_like_others(shop: ScheduleShop) -> None:

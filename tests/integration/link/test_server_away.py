@@ -84,7 +84,8 @@ def test_a_worker_that_starts_before_its_server_waits_for_it_and_says_so_once(
 
     worker.wait_ready()
     log = worker.logs()
-    assert (log.count("Redis is away"), log.count("Redis is back"), log.count("Cannot connect")) == (1, 1, 0), log
+    # What the worker says of the server later is not counted: a paused machine may miss an answer.
+    assert (log.count(WAITING), "Redis is back" in log, log.count("Cannot connect")) == (1, True, 0), log
     assert "Traceback" not in log
     lane.master("m1")
     lane.push("T1", {"n": 7})

@@ -86,7 +86,10 @@ class GuardedLane:
         make_user(self.admin, "worker", *own)
         make_user(self.admin, "operator")
         self.port = free_port()
-        self.proxies = {role: stack.enter_context(Proxy(server.port)) for role in ROLES}
+        self.proxies = {
+            role: stack.enter_context(Proxy(server.port, source=f"127.0.0.{n}"))
+            for n, role in enumerate(ROLES, start=2)
+        }
         self.lane = LaneUnderTest(
             stack.enter_context(closing(ProcessYard(folder, url_of("worker", self.proxies["worker"].port)))),
             server,

@@ -217,3 +217,27 @@ def test_an_outage_is_said_once_for_all_parties_of_a_process(caplog: pytest.LogC
     parties[0].over()
     assert [line.partition(" after")[0] for line in lines(caplog)] == ["Redis is back"]
     assert {party.count for party in parties} == {1}
+
+
+def test_a_party_that_meets_an_outage_when_it_is_over_for_others_does_not_say_it_again(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given an outage that began and ended for one party, while the other one waited for something else
+    log = OutageLog(logging.getLogger("x"), "waiting")
+    first, late = log.party(), log.party()
+    first.met(ConnectionError("gone"))
+    clock.now += 2
+    first.over()
+    assert lines(caplog) == ["Redis is away, waiting: gone", "Redis is back after 2.00 s"]
+    # When the other one finds its connection closed, then it says nothing
+    clock.now += 1
+    late.met(ConnectionError("gone"))
+    assert late.over()
+    assert lines(caplog) == []
+    # But an outage that lasts is said, whichever of them meets it
+    clock.now += 1
+    late.met(ConnectionError("gone again"))
+    clock.now += CALM_S
+    late.met(ConnectionError("still gone"))
+    late.over()
+    assert lines(caplog) == ["Redis is away, waiting: still gone", "Redis is back after 5.00 s"]

@@ -202,3 +202,32 @@ def test_a_piece_of_a_password_is_not_taken_for_the_name_of_an_option() -> None:
     with pytest.raises(ConfigurationError) as caught:
         address("redis://:1?hush=1@localhost:6379/0")
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        "redis://a..b:1/0",
+        "redis://\N{LATIN SMALL LETTER A WITH DIAERESIS}..b/0",
+        f"redis://{'x' * 64}/0",
+        "redis://a%00b/0",
+        "redis+socket:///run/a%00b.sock",
+        "sentinel://h:1/0;sentinel://a..b:1/0",
+    ],
+    ids=["empty label", "not ASCII", "long label", "NUL", "NUL in a path", "sentinel"],
+)
+def test_a_host_that_cannot_be_looked_up_is_refused_without_being_shown(broker: str) -> None:
+    said = refusal(broker, broker_transport_options={"master_name": "m"})
+    assert said == "the broker's URL has a host or a path that no server can have"
+
+
+@pytest.mark.parametrize(
+    "host", ["h", "a_b", "\N{LATIN SMALL LETTER A WITH DIAERESIS}.b", "::1", "fe80::1%25eth0", "x" * 63]
+)
+def test_every_other_host_is_accepted(host: str) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    assert address(f"redis://{shown}:1/0") == f"redis://{shown}:1/0"
+
+
+def test_transport_options_that_are_no_dict_are_refused() -> None:
+    assert refusal("redis://h/0", broker_transport_options=["visibility_timeout"]).startswith("broker_transport_opt")
