@@ -5,7 +5,11 @@ these tickets; for the leader, from the signal to the execution of a message tha
 distribution over at least 100 kills each: median, p99, maximum.
 
 Workers die a few at a time, under load, with others left that take their tickets; then as many are started again, and
-measuring goes on when all are there: starting a process costs more than anything that is measured here.
+measuring goes on when all are there and have calmed down: starting a process costs more than anything that is measured
+here. The next one dies when the messages that were cut off are done. Else some would be cut off twice in a row, and go
+out alone as suspects.
+
+Percentiles are over tickets, some two for each kill. `benchmarks.failover_steps` shows where their time goes.
 """
 
 from __future__ import annotations
@@ -44,6 +48,9 @@ STAYING = 2
 DYING = 4
 #: Seconds between two kills of one round.
 APART_S = 0.3
+#: A worker has started when its processes used less than this share of a core for so many seconds.
+CALM_SHARE = 0.3
+CALM_S = 0.2
 #: Seconds after which a ticket that did not come back is an error.
 PATIENCE_S = 60.0
 WATCHER = "bridge.worker.guard.watcher"
@@ -75,12 +82,14 @@ class Fault:
     goal_s: Callable[[float], float]
     #: Whether tickets that run at the time count: a worker that is asked to stop finishes them first.
     running: bool = True
+    #: Whether the next worker dies only when the messages that were cut off are done. Else it dies `APART_S` later.
+    recovers: bool = False
     #: Whether workers send Celery's heartbeats. Without them nobody tells the master when to look.
     heartbeats: bool = True
 
 
 FAULTS = {
-    "worker": Fault("SIGKILL of a worker", _alone, lambda _: 0.3),
+    "worker": Fault("SIGKILL of a worker", _alone, lambda _: 0.05, recovers=True),
     "machine": Fault("SIGKILL of worker, pool and watcher", _with_watcher, lambda lease: lease + 1),
     "machine, no heartbeats": Fault(
         "the same without Celery's heartbeats", _with_watcher, lambda lease: lease + 1, heartbeats=False
@@ -141,10 +150,31 @@ class Scene:
             self.workers[name] = self.stack.start("worker", *arguments, *flags)
         # In flight, not only registered: it is part of the load.
         self.stack.wait(lambda: self._busy() >= set(self.workers), "the workers to have tickets", PATIENCE_S)
+        self.stack.wait(self._calm, "the workers to have started", PATIENCE_S)
 
     def _busy(self) -> set[str]:
         self.feed()
         return {record.consumer for record in self.in_flight().values()}
+
+    def _calm(self) -> bool:
+        """Whether no worker uses much of the processor any more. Takes `CALM_S`."""
+        families = [[worker, *worker.children(recursive=True)] for worker in self.workers.values()]
+        before = [_cpu_s(family) for family in families]
+        end = time.monotonic() + CALM_S
+        while time.monotonic() < end:
+            self.feed()
+            time.sleep(0.01)
+        return all(_cpu_s(family) - used < CALM_SHARE * CALM_S for family, used in zip(families, before, strict=True))
+
+    def recover(self) -> None:
+        """Waits until the messages that were cut off are done."""
+        self.stack.wait(self._is_unharmed, "the messages that were cut off", PATIENCE_S, interval_s=0.005)
+
+    def _is_unharmed(self) -> bool:
+        self.feed()
+        found: Any = self.stack.redis.hvals(KEYS.tickets)
+        parsed = [records.parse(text) for text in found]
+        return not any(record.losses or record.lost is not None for record in parsed)
 
     def in_flight(self) -> dict[str, records.Record]:
         """Ticket -> its record, of what is in flight now."""
@@ -181,6 +211,16 @@ class Scene:
         return time.monotonic(), mine
 
 
+def _cpu_s(family: list[psutil.Process]) -> float:
+    """Seconds of processor time that these processes used so far."""
+    used = 0.0
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
+
+
 def measure_workers(fault: Fault, figures: Figures, kills: int, progress: Callable[[str], None]) -> None:
     """Kills workers, a few at a time, until there were ``kills`` kills."""
     with Stack("failing") as stack:
@@ -197,6 +237,8 @@ def measure_workers(fault: Fault, figures: Figures, kills: int, progress: Callab
                 awaited |= {Awaited(ticket, at, fence): 0.0 for ticket, fence in fences.items()}
                 figures.kills += 1
                 _wait(scene, awaited, until_s=at + APART_S)
+                if fault.recovers:
+                    scene.recover()
             _wait(scene, awaited, until_s=time.monotonic() + PATIENCE_S)
             figures.times_s += awaited.values()
             progress(f"{figures.kills} of {kills} kills")

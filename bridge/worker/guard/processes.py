@@ -71,24 +71,38 @@ def gone(pid: int, started: int) -> bool:
         return True
 
 
+def handle_of(pid: int, started: int) -> int | None:
+    """A file descriptor of process ``pid`` that started at ``started``. It is readable when the process has ended.
+
+    None: there is no such process, or this system has no such handles.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        held = os.pidfd_open(pid)
+    except OSError:
+        # The process is gone, or the kernel does not know the call.
+        return None
+    # Opened before the start time is read: so the pid cannot pass to another process in between.
+    if start_time(pid) != started:
+        os.close(held)
+        return None
+    return held
+
+
 def kill(pid: int, started: int) -> bool:
     """Sends SIGKILL to process ``pid`` if it started at ``started``. Returns whether it did."""
-    if not hasattr(os, "pidfd_open"):
-        if start_time(pid) != started:
-            return False
-        os.kill(pid, signal.SIGKILL)
-        return True
+    held = handle_of(pid, started)
     try:
-        # Open a handle first, then look at the start time: so the pid cannot pass to another process in between.
-        held = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if start_time(pid) != started:
+        if held is not None:
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+        elif start_time(pid) != started:
             return False
-        signal.pidfd_send_signal(held, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
     finally:
-        os.close(held)
+        if held is not None:
+            os.close(held)
     return True

@@ -2,7 +2,8 @@
 
 The watcher is started by exec, in a session of its own. It gets two things from the worker: the reading end of a pipe
 and the shared page. The worker's main process and all its pool children hold the writing end of the pipe. The kernel
-closes it when the last of these processes has ended. Then the watcher does three steps:
+closes it when the last of these processes has ended. The main process ends first, and its pool processes some
+milliseconds later. In between, the watcher connects to the server. When the pipe is closed, it does three steps:
 
 1. It ends without a notice if the worker announced its own end through the pipe, or never had a lease.
 2. It makes sure that the main process and every process of the page are gone: there is no such process, or it is a
@@ -27,9 +28,12 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -37,7 +41,7 @@ from bridge.link.connections import client
 from bridge.routing.keys import LaneKeys
 from bridge.routing.membership import died
 from bridge.worker.guard.fencing import kill_overdue, wait_s
-from bridge.worker.guard.processes import gone
+from bridge.worker.guard.processes import gone, handle_of
 from bridge.worker.guard.shared_page import SharedPage
 
 #: The worker writes this into the pipe to announce that it ends by itself.
@@ -101,7 +105,7 @@ def watch(pipe: int, url: str, name: str, lanes: Sequence[Watched]) -> None:
     """Waits for the end of the worker ``name``, and writes the death notice in each of ``lanes`` that needs one."""
     # The client is made now and connects later: so no module has to be loaded when the worker is dead.
     redis = client(url, timeout_s=TIMEOUT_S)
-    if not _worker_died(pipe, lanes):
+    if not _worker_died(pipe, lanes, partial(_begin_to_connect, redis)):
         return
     for keys, shared, _ in lanes:
         incarnation = shared.incarnation
@@ -119,14 +123,40 @@ def watch(pipe: int, url: str, name: str, lanes: Sequence[Watched]) -> None:
                 time.sleep(RETRY_S)
 
 
-def _worker_died(pipe: int, lanes: Sequence[Watched]) -> bool:
-    """Waits for the end of the worker. Returns whether the worker ended without announcing it."""
+def _begin_to_connect(redis: Any) -> None:
+    """Opens a connection, in a thread: this process must go on to watch. It fails in silence: the notice tries again.
+
+    The death notice needs it soon. Before the worker's end it would be one more open connection for each worker.
+    """
+
+    def connect() -> None:
+        pool = redis.connection_pool
+        with suppress(RedisError, OSError):
+            pool.release(pool.get_connection())
+
+    threading.Thread(target=connect, name="bridge-watcher-connects", daemon=True).start()
+
+
+def _worker_died(pipe: int, lanes: Sequence[Watched], main_ended: Callable[[], None]) -> bool:
+    """Waits for the end of the worker. Returns whether the worker ended without announcing it.
+
+    Calls ``main_ended`` when its main process has ended, and others may still hold the pipe. It may never call it.
+    """
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     main = lanes[0].shared.main
+    held = handle_of(*main)
+    if held is not None:
+        poll.register(held, select.POLLIN)
     while True:
-        if poll.poll(1000 * min(lane.wait_s for lane in lanes)):
+        ready = dict(poll.poll(1000 * min(lane.wait_s for lane in lanes)))
+        if pipe in ready:
             return os.read(pipe, 1) != ANNOUNCED_END
+        if held is not None and held in ready:
+            poll.unregister(held)
+            os.close(held)
+            held = None
+            main_ended()
         over = [lane.shared for lane in lanes if lane.shared.left_s <= 0]
         for shared in over:
             kill_overdue(shared)

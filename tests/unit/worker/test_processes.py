@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from bridge.testing.waiting import wait_until
 from bridge.worker.guard import processes
-from bridge.worker.guard.processes import gone, kill, start_time
+from bridge.worker.guard.processes import gone, handle_of, kill, start_time
 
 
 @pytest.fixture
@@ -99,3 +100,19 @@ def test_without_proc_a_process_is_gone_only_when_its_number_is(
     assert not gone(sleeper.pid, 0)
     sleeper.wait()
     assert gone(sleeper.pid, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no handles of processes")
+def test_a_handle_is_readable_when_its_process_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
+    started = start_time(sleeper.pid)
+    assert handle_of(sleeper.pid, started - 1) is None
+    held = handle_of(sleeper.pid, started)
+    assert held is not None
+    poll = select.poll()
+    poll.register(held, select.POLLIN)
+    assert not poll.poll(0)
+    sleeper.kill()
+    assert poll.poll(60_000)
+    os.close(held)
+    sleeper.wait()
+    assert handle_of(sleeper.pid, started) is None
