@@ -63,12 +63,6 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## The whole stack with data on this machine, a worker killed on the way, a verdict at the end
 	$(BIN)/bridge demo $(DEMO_ARGS)
 
-# Once for each environment one process compiles all tests: those that run them would each do it for themselves.
-COMPILED := $(VENV)/.tests-compiled
-$(COMPILED): $(READY)
-	-@$(BIN)/python -m pytest --collect-only -qq tests >/dev/null
-	@touch $@
-
 # The long tests start many Javas with Spark. Where this fails, they start slower. The others start five, which gain less
 # than the recording takes; where there is one, they use it.
 CLASSES := $(VENV)/spark-classes/classes.jsa
@@ -78,11 +72,9 @@ $(CLASSES): $(READY)
 
 # Not $(MAKE) in the recipe itself: make -n would run it.
 CHECKS := $(MAKE) --no-print-directory --keep-going lint types
-COMPILING := $(MAKE) --no-print-directory $(COMPILED)
 test: $(READY) ## Lint, strict types and the tests, beside each other: everything once
 	@shown=$$(mktemp); trap 'rm -f "$$shown"' EXIT; trap 'exit 130' INT TERM; \
 	$(CHECKS) >"$$shown" 2>&1 & checks=$$!; \
-	$(COMPILING); \
 	$(BIN)/python -m pytest $(BESIDE) tests $(PYTEST_ARGS); tested=$$?; \
 	wait $$checks; checked=$$?; cat "$$shown"; \
 	exit $$((tested | checked))

@@ -73,8 +73,8 @@ read_by_apps(
 # What PySpark writes into the environment of a process that has started Java. Nodes read it when they start one.
 read_by_apps("JAVA_HOME", "PYSPARK_", "SPARK_")
 
-#: The nodes of the tests are those that users get in theirs.
-pytest_plugins = ["bridge.testing.nodes.plugin"]
+#: The nodes of the tests are those that users get in theirs. Processes of ``pytest -n`` are forks of one.
+pytest_plugins = ["bridge.testing.nodes.plugin", "tests.collected"]
 
 #: Fixtures that all fixtures with a server depend on.
 NEED_A_SERVER = {"valkey_binary", "redis6_binary", "server"}

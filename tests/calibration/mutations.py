@@ -22,7 +22,7 @@ RECORDS = "bridge/leader/picture/ticket_records.py"
 SETTLING = "bridge/leader/picture/settling.py"
 BATCH = "routing/batch.py"
 TRANSITIONS = "routing/transitions.py"
-EXECUTE = "bridge/worker/pool/execute.py"
+ROUND_WRITE = "bridge/worker/pool/round_write.py"
 CONTEXT = "bridge/app/context.py"
 
 #: How a leader's script asks who leads, and stops.
@@ -173,10 +173,24 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/worker/pool/bundles.py",
-                "            if pending and now - last_write >",
-                "            if 0 and now >",
+                "                and writes.may_begin\n",
+                "                and False\n",
             ),
             Edit("bridge/worker/pool/bundles.py", "        if pending:\n", "        if pending and not going_on:\n"),
+        ),
+        long=True,
+    ),
+    Mutation(
+        "a message starts while the write of the one before it is under way",
+        "I2",
+        "steady",
+        ("ledger: started too early",),
+        (
+            Edit(
+                "bridge/worker/pool/bundles.py",
+                "            if delivery.ticket in writes.tickets:\n",
+                "            if 0:\n",
+            ),
         ),
         long=True,
     ),
@@ -185,7 +199,7 @@ MUTATIONS = [
         "I2",
         "steady",
         ("ledger: started too early",),
-        (Edit("bridge/worker/pool/bundles.py", "                going_on.pop(one.ticket, None)\n", ""),),
+        (Edit("bridge/worker/pool/write_behind.py", "                    self.refused.add(one.ticket)\n", ""),),
     ),
     Mutation(
         "a ticket with a run in flight is ready for the next",
@@ -284,11 +298,11 @@ MUTATIONS = [
         ("ledger: state",),
         (
             Edit(
-                EXECUTE,
-                "            for (context, outcome, _), (code, problem) in zip(",
-                "            for context, _, _ in with_effects:\n"
-                + _SAVED.format(indent=" " * 16, context="context")
-                + "            for (context, outcome, _), (code, problem) in zip(",
+                ROUND_WRITE,
+                "        for (context, outcome, _), (code, problem) in zip(",
+                "        for context, _, _ in self._with_effects:\n"
+                + _SAVED.format(indent=" " * 12, context="context")
+                + "        for (context, outcome, _), (code, problem) in zip(",
             ),
             _NOT_AMONG_THE_EFFECTS,
         ),
@@ -496,7 +510,7 @@ MUTATIONS = [
         ("ledger: unexplained", "ledger: applied twice"),
         (
             Edit(
-                "bridge/worker/pool/execute.py",
+                ROUND_WRITE,
                 "if outcome.kind is Kind.DONE and context is not None:",
                 "if context is not None:",
             ),

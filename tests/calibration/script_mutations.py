@@ -31,7 +31,7 @@ SCRIPT_MUTATIONS = [
         "I1",
         MOVE_DUE,
         "test_delaying::test_a_message_is_moved_once",
-        "redis.call('ZREM', KEYS[2], unpack(members))",
+        "redis.call('ZREMRANGEBYRANK', KEYS[2], 0, count - 1)",
         "",
     ),
     _script(
@@ -49,6 +49,14 @@ SCRIPT_MUTATIONS = [
         "test_delaying::test_nothing_is_moved_before_it_is_due",
         "'-inf', upto, 'WITHSCORES'",
         "'-inf', '+inf', 'WITHSCORES'",
+    ),
+    _script(
+        "a message that is moved has the fields of another one",
+        "I1",
+        MOVE_DUE,
+        "test_delaying::test_due_messages_between_others_come_with_their_own_entries",
+        "fields_of[entry[1]] = fields",
+        "fields_of[id] = fields",
     ),
     _script(
         "a message that was late stays late when it is done",

@@ -1,9 +1,9 @@
-"""Runs real masters and workers from a copy of the product, and lets every detector of the project check them.
+"""Runs real masters and workers of a mutated product, and lets every detector of the project check them.
 
 The detectors are those that are trusted elsewhere: the checks of the chaos runs on a ledger that the tasks write
 themselves (`ledger`), one atomic look after another at the lane at work (`look`), every command that the server was
-sent (`writes`), and the audit of the history (`audit`). They all come from the product as it is; only the nodes run the
-copy.
+sent (`writes`), and the audit of the history (`audit`). They all come from the product as it is; only the nodes have
+the mutation: they run a copy of the product, or get it where they are (`tests.calibration.in_place`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +26,14 @@ from redis import Redis
 
 from bridge.audit.audit import audit
 from bridge.routing.keys import layout_copy_key
+from bridge.routing.scripts import with_shared
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
 from bridge.testing.nodes.process import python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.calibration import agreement
+from tests.calibration.in_place import TEXTS
 from tests.calibration.listening import Listener
 from tests.chaos import evidence
 from tests.chaos.chains import check_chain, together
@@ -43,7 +45,7 @@ from tests.chaos.subscriptions import ONE, STREAM, Subscription, environment, ev
 from tests.chaos.versions import chains, follows
 from tests.nodes.clocks import SettableClock
 
-APP = "tests.chaos.app"
+APP, MUTATED_APP = "tests.chaos.app", "tests.calibration.mutated_app"
 #: Workers start a second sooner without looking for their neighbours.
 QUICK = ("--without-mingle", "--without-gossip")
 #: Seconds. Short, but long enough that a busy machine does not lose a lease by itself.
@@ -57,6 +59,8 @@ PATIENCE_S, REST_WITHIN_S = 25.0, 10.0
 IMPATIENCE_S, BROKEN_REST_S = 5.0, 2.0
 #: The same as a multiple of what the first processes of a run took to be there: a scenario may start another one.
 STARTS = 4
+#: Seconds between two looks at a lane at work: where one of them must find something, and elsewhere.
+QUICK_LOOK_S, LOOK_S = 0.005, 0.03
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,9 @@ class Finding:
 
 
 class Stage:
-    """One lane of its own; a context manager. ``wanted``: what must be found; once it is, a run may end sooner.
-    ``clock``: the server's, where it is to be set. ``subscriptions``: the lanes; scenarios look at the first one.
+    """One lane of its own; a context manager. ``copy``: where nodes get the product from. ``wanted``: what must be
+    found; once it is, a run may end sooner. ``clock``: the server's, where it is to be set. ``subscriptions``: the
+    lanes; scenarios look at the first one. ``texts``: what nodes have in the place of these files of ``copy``.
     """
 
     def __init__(
@@ -84,8 +89,11 @@ class Stage:
         wanted: tuple[str, ...] = (),
         clock: SettableClock | None = None,
         subscriptions: Sequence[Subscription] = ONE,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         self.copy = copy
+        self._texts = texts or {}
+        self._app = MUTATED_APP if texts else APP
         self.subscriptions = subscriptions
         self.lanes = [one.keys for one in subscriptions]
         self.keys = self.lanes[0]
@@ -93,6 +101,7 @@ class Stage:
         self.messages: list[Message] = []
         self.findings: list[Finding] = []
         self._wanted = set(wanted)
+        self._look_s = QUICK_LOOK_S if any(one.startswith("look: ") for one in wanted) else LOOK_S
         self._patience_s = IMPATIENCE_S if wanted else PATIENCE_S
         self._rest_within_s = BROKEN_REST_S if wanted else REST_WITHIN_S
         self._folder = folder
@@ -104,6 +113,7 @@ class Stage:
     def __enter__(self) -> Self:
         self.ledger_folder = self._folder / "ledger"
         self.ledger_folder.mkdir(parents=True)
+        self._mutated.write_text(json.dumps(self._texts), encoding="utf-8")
         self.server.start()
         self.redis: Redis = self.server.client(decode_responses=True)
         self.yard = ProcessYard(self._folder, self.server.url)
@@ -136,7 +146,7 @@ class Stage:
         env = {**self._env(), "CHAOS_POOL": pool, "CHAOS_LEASE": str(lease_s)}
         env |= {"BRIDGE_SERVE": serve} if serve else {}
         return self.yard.worker(
-            name, app=APP, arguments=("--pool", pool, *size, *QUICK), env=env, cwd=self.copy, wait=wait
+            name, app=self._app, arguments=("--pool", pool, *size, *QUICK), env=env, cwd=self.copy, wait=wait
         )
 
     def master(
@@ -151,7 +161,7 @@ class Stage:
         """``url``: where it finds the server, if not at its own address."""
         leases = {"CHAOS_LEADER_LEASE": str(leader_lease_s), "CHAOS_LEASE": str(lease_s)}
         env = {**self._env(), **(broker_environment(url) if url else {}), **leases}
-        return self.yard.master(name, app=APP, env=env, cwd=self.copy, ready_text="standing by", wait=wait)
+        return self.yard.master(name, app=self._app, env=env, cwd=self.copy, ready_text="standing by", wait=wait)
 
     def _env(self) -> dict[str, str]:
         return {
@@ -160,6 +170,7 @@ class Stage:
             # The keys of old partitions are looked at in the end.
             **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "600" if self._is_repartitioned else "0"}),
             "PYTHONPATH": str(self.copy),
+            **({TEXTS: str(self._mutated)} if self._texts else {}),
             "CHAOS_LEDGER": str(self.ledger_folder),
             "CHAOS_LEASE": str(LEASE_S),
             "CHAOS_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
@@ -180,12 +191,13 @@ class Stage:
         self._patience_s = max(self._patience_s, STARTS * (time.monotonic() - started))
 
     def sha(self, script: str) -> bytes:
-        """What names this script of the copy in a request."""
-        text = (self.copy / "routing" / "lua" / f"{script}.lua").read_text()
+        """What names this script of the product that the nodes have in a request."""
+        file = f"routing/lua/{script}.lua"
+        text = with_shared(self._texts.get(file) or (self.copy / file).read_text())
         return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
 
     def calls(self, script: str) -> int:
-        """How often this script of the copy was called."""
+        """How often that script was called."""
         return self.listener.calls[self.sha(script).decode()]
 
     # -- what happens --------------------------------------------------------------------------------------------
@@ -224,9 +236,9 @@ class Stage:
         return str(id_)
 
     def push_by_command(self, tickets: Sequence[str]) -> None:
-        """One message of each ticket, by ``bridge push`` of the copy. To be called while nobody reads the stream."""
+        """One message of each ticket, by ``bridge push`` of the nodes. To be called while nobody reads the stream."""
         rows = [{"ticket_id": ticket, "payload": {"n": self._number(ticket), "ms": 0}} for ticket in tickets]
-        command = python_module("bridge", "-A", APP, "push", "--format", "json", "-")
+        command = python_module("bridge", "-A", self._app, "push", "--format", "json", "-")
         env = {**os.environ, **broker_environment(self.server.url), **self._env()}
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
         done = subprocess.run(
@@ -240,10 +252,10 @@ class Stage:
 
     @contextmanager
     def repartition(self, count: int) -> Iterator[None]:
-        """The stream gets so many partitions, by the command of the copy. Within the block it has them. At the end the
+        """The stream gets so many partitions, by the command of the nodes. Within the block it has them. At the end the
         old ones must have been left, for all that anybody knows.
         """
-        command = python_module("bridge", "-A", APP, "stream", "repartition", str(count))
+        command = python_module("bridge", "-A", self._app, "stream", "repartition", str(count))
         env = {**os.environ, **broker_environment(self.server.url), **self._env()}
         with subprocess.Popen(
             command, cwd=self.copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -255,6 +267,10 @@ class Stage:
                 assert process.returncode == 0, out
             finally:
                 process.kill()
+
+    @property
+    def _mutated(self) -> Path:
+        return self._folder / "mutated.json"
 
     @property
     def _is_repartitioned(self) -> bool:
@@ -289,7 +305,7 @@ class Stage:
                 before, moved_at = settled, time.monotonic()
             if time.monotonic() - moved_at > self._patience_s:
                 raise WaitTimeout(f"nothing moves: {settled} of {len(self.messages)} messages are settled")
-            time.sleep(0.005)
+            time.sleep(self._look_s)
 
     def settled(self) -> int:
         """How many messages every subscription is done with."""
@@ -333,7 +349,7 @@ class Stage:
         deadline = time.monotonic() + self._rest_within_s
         while not self.caught and not all(map(_at_rest, self._rests())) and time.monotonic() < deadline:
             self.look()
-            time.sleep(0.01)
+            time.sleep(self._look_s)
         judged: dict[Subscription, Evidence] = {}
         for one, rest in zip(self.subscriptions, self._rests(), strict=True):
             judged[one] = evidence_of(

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from bridge.routing import keys
 from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.waiting import WaitTimeout
+from tests.calibration import in_place
 from tests.calibration.mutation import Edit, Mutation, NoLongerApplies, mutated, product
 from tests.calibration.mutations import MUTATIONS
 from tests.calibration.scenarios import SCENARIOS, SETS_THE_CLOCK, SUBSCRIBED
@@ -42,28 +44,36 @@ def marked(long: bool) -> Any:
 #: Plays of one mutation at most. What lasts for ms, looks a few times a second may not meet. And on a busy machine the
 #: defect may not happen: messages of a ticket that come late are not in one bundle.
 PLAYS = 3
-#: The scenario that also runs unchanged from a copy, as all mutations do.
-FROM_A_COPY = "steady"
+#: The scenario that also runs unchanged, with functions and scripts put in place as for a mutation.
+PUT_IN_PLACE = "steady"
 #: The finding that a scenario did not come to its end.
 STUCK = ("scenario", "stuck")
 
 # -- real masters and workers ------------------------------------------------------------------------------------------
 
 
-def play(folder: Path, binary: Path, scenario: str, mutation: Mutation | None) -> list[Finding]:
-    """What the detectors find in one run of the scenario."""
-    # From the checkout itself, processes start for half of the processor time: they are forked with its modules.
-    in_place = mutation is None and scenario != FROM_A_COPY
-    copy = ROOT if in_place else product(folder / "product", mutation)
+def play(
+    folder: Path, binary: Path, scenario: str, mutation: Mutation | None, *, copied: bool = False
+) -> list[Finding]:
+    """What the detectors find in one run of the scenario. ``copied``: with a copy of the product in any case."""
+    copied = copied or not (mutation is None or in_place.fits(mutation))
+    copy = product(folder / "product", mutation) if copied else ROOT
+    texts = None if copied else mutated(mutation) if mutation else all_texts() if scenario == PUT_IN_PLACE else None
     wanted = mutation.caught_by if mutation else ()
     clock = SettableClock(folder, "server") if scenario in SETS_THE_CLOCK else None
-    with Stage(folder, binary, copy, wanted, clock, SUBSCRIBED.get(scenario, ONE)) as stage:
+    with Stage(folder, binary, copy, wanted, clock, SUBSCRIBED.get(scenario, ONE), texts) as stage:
         try:
             SCENARIOS[scenario](stage)
         except WaitTimeout as exc:
             # A broken product need not come to the end of a scenario; the others judge what there is until then.
             stage.findings.append(Finding(*STUCK, str(exc)))
         return stage.judge()
+
+
+def all_texts() -> dict[str, str]:
+    """All files that are mutated in place, as they are."""
+    files = {edit.file for mutation in MUTATIONS if in_place.fits(mutation) for edit in mutation.edits}
+    return {file: (ROOT / file).read_text() for file in sorted(files)}
 
 
 def in_words(findings: list[Finding]) -> str:
@@ -74,6 +84,13 @@ def in_words(findings: list[Finding]) -> str:
 @pytest.mark.parametrize("scenario", [pytest.param(name, marks=marked(long)) for name, long in PLAYED.items()])
 def test_nothing_is_found_of_the_product_as_it_is(scenario: str, tmp_path: Path, valkey_binary: Path) -> None:
     findings = play(tmp_path, valkey_binary, scenario, None)
+    assert not findings, in_words(findings)
+
+
+@pytest.mark.slow
+@pytest.mark.long  # no mutation that is played on every change needs a copy
+def test_nothing_is_found_of_a_copy_of_the_product(tmp_path: Path, valkey_binary: Path) -> None:
+    findings = play(tmp_path, valkey_binary, PUT_IN_PLACE, None, copied=True)
     assert not findings, in_words(findings)
 
 
@@ -142,6 +159,23 @@ def test_a_mutation_whose_text_is_gone_or_ambiguous_is_refused() -> None:
         mutation = Mutation("x", "I1", "steady", ("look: state",), (Edit("routing/lua/advance.lua", old, "y"),))
         with pytest.raises(NoLongerApplies, match="the mutation no longer applies: x: "):
             mutated(mutation)
+
+
+def test_only_what_an_import_does_needs_a_copy() -> None:
+    copied = [mutation for mutation in MUTATIONS if not in_place.fits(mutation)]
+    assert all(mutation.long for mutation in copied)
+    assert [mutation.name for mutation in copied] == ["a message is acknowledged in a step of its own"]
+    with pytest.raises(in_place.NeedsACopy):
+        in_place.make(mutated(copied[0]))
+
+
+def test_a_function_gets_its_new_code_wherever_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, file = keys.schedule_key, "routing/keys.py"
+    before, text = known("s"), (ROOT / file).read_text()
+    changed = text.replace('return f"{_tagged(stream)}/schedule"', "return 'x'")
+    monkeypatch.setattr(known, "__code__", known.__code__)
+    in_place.make({file: changed})
+    assert (before, known("s")) == ("{s}/schedule", "x")
 
 
 def test_every_invariant_is_broken_with_real_processes_and_names_are_unique() -> None:

@@ -125,13 +125,23 @@ class Step:
         return f"{self.number}: {self.action} ({', '.join(f'{one:.3f}' for one in self.dice)})"
 
 
-def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = ()) -> list[Step]:
-    """``faults`` steps, ``pace_s`` seconds apart on average; of ``actions`` only, when some are named."""
+def half_of_kinds(seed: int, half: int, *, http: bool) -> list[str]:
+    """Half of the kinds of faults, and the other half for 1 and 0. ``http``: with all those of HTTP consumers."""
+    others = [name for name in ACTIONS if name not in HTTP_ACTIONS]
+    mine = random.Random(f"halves {seed}").sample(others, len(others))[half::2]
+    return [*mine, *HTTP_ACTIONS] if http else mine
+
+
+def script(seed: int, faults: int, pace_s: float, actions: Sequence[str] = (), first: Sequence[str] = ()) -> list[Step]:
+    """``faults`` steps, ``pace_s`` seconds apart on average; of ``actions`` only, when some are named. It begins with
+    the kinds ``first``.
+    """
     draw = random.Random(f"script {seed}")
     weights = {name: weight for name, weight in ACTIONS.items() if not actions or name in actions}
     names = list(weights)
     # Each kind once before any is drawn by its weight: a short run shall not leave one out by chance.
     deck = draw.sample(names, len(names))
+    deck.sort(key=lambda name: name not in first)
     steps = []
     for number in range(faults):
         drawn = draw.choices(names, list(weights.values()))[0]

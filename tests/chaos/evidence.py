@@ -59,8 +59,8 @@ def effects(redis: Redis) -> list[Effect]:
 
 
 def add_effect(found: list[Effect], effect: Effect) -> None:
-    """Adds what was applied next to a ticket. What an HTTP consumer stored and did not acknowledge comes again, and
-    nothing of its ticket in its lane is between: the later effect of the message takes its place.
+    """Adds what was applied next to a ticket. What was stored before the outcome was written may come again. Nothing of
+    its ticket in its lane is between: the later effect of the message takes its place.
     """
     for place in range(len(found) - 1, -1, -1):
         before = found[place]

@@ -70,7 +70,7 @@ class Execution:
 class Effect:
     """What one success left in the lane's Redis, in the order of application. ``at_ms``: Unix ms by the server.
     ``place``: among the effects of its ticket, from 0. ``kept``: whether it changed the ticket's state. ``stored``: an
-    HTTP consumer wrote it itself, before it acknowledged the message.
+    HTTP consumer or a task that drops the message wrote it itself, before the outcome was written.
     """
 
     ticket: str

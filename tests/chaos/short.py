@@ -8,7 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.draw import EITHER, SHORT_MS, VARIED_MS, Cast, Load, keeps_states, script, spare
+from tests.chaos.draw import (
+    ACTIONS,
+    EITHER,
+    HTTP_ACTIONS,
+    SHORT_MS,
+    VARIED_MS,
+    Cast,
+    Load,
+    keeps_states,
+    script,
+    spare,
+)  # fmt: skip
 from tests.chaos.result import Result
 from tests.chaos.run import Plan, Run
 from tests.chaos.subscriptions import KINDS, ONE, STATES, Subscription, addressed
@@ -29,6 +40,7 @@ def short_run(
     bundle_ms: float,
     pace_s: float = PACE_S,
     only: Sequence[str] = (),
+    first: Sequence[str] = (),
     culprits: float = 0.0,
     subscriptions: Sequence[Subscription] = ONE,
     versions: Versions = "one",
@@ -37,7 +49,10 @@ def short_run(
     say: Callable[[str], None] = print,
     **plan: Any,
 ) -> Result:
-    """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`."""
+    """``faults`` faults drawn by ``seed``, of the actions ``only`` if some are named; more goes to the `Plan`.
+
+    ``first``: the kinds that it begins with.
+    """
     works_ms = SHORT_MS if bundle_ms else VARIED_MS
     load = Load(seed, TICKETS, violent=violent, culprits=culprits, works_ms=works_ms)
     producers = Producers(seed, versions)
@@ -54,7 +69,8 @@ def short_run(
             task = task if task in ("chaos.limited", EITHER) else ""
         return ticket, task, payload, dies
 
-    steps = script(seed, spare(faults), pace_s, only)
+    actions = only or [name for name in ACTIONS if http or name not in HTTP_ACTIONS]
+    steps = script(seed, spare(faults), pace_s, actions, first)
     made = Plan(
         folder,
         cast,

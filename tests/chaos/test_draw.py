@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from tests.chaos.actions import Actions, method_of
-from tests.chaos.draw import ACTIONS, Load, script
+from tests.chaos.draw import ACTIONS, HTTP_ACTIONS, Load, half_of_kinds, script
 
 
 def test_one_seed_draws_one_script() -> None:
@@ -34,6 +34,17 @@ def test_the_script_does_not_depend_on_the_process_that_draws_it() -> None:
 
 def test_a_script_that_is_long_enough_has_every_action() -> None:
     assert {step.action for step in script(3, len(ACTIONS), 1.0)} == set(ACTIONS)
+
+
+def test_two_runs_begin_with_different_kinds_and_have_all_of_them() -> None:
+    for seed in range(20):
+        one, other = half_of_kinds(seed, 0, http=False), half_of_kinds(seed, 1, http=True)
+        assert sorted([*one, *other]) == sorted(ACTIONS)
+        assert abs(len(one) - (len(other) - len(HTTP_ACTIONS))) <= 1
+        steps = script(seed, len(ACTIONS), 1.0, first=other)
+        assert {step.action for step in steps[: len(other)]} == set(other)
+        # A longer one has the kinds of the other half, too
+        assert {step.action for step in steps} == set(ACTIONS)
 
 
 def test_a_script_of_some_actions_has_no_other() -> None:

@@ -16,16 +16,18 @@ class Proxy:
 
     ``delay_s``: delay of each piece, in each direction. It may be changed at any time. As on a long line, a piece does
     not wait for the one before it to arrive. ``tls``: the certificate for clients. Without it the connection is plain
-    text.
+    text. ``source``: the address of this machine from which it connects to the server, and by which the server names
+    its connections.
     """
 
-    def __init__(self, target_port: int, *, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, target_port: int, *, delay_s: float = 0.0, tls: ssl.SSLContext | None = None, source: str = HOST
+    ) -> None:
         self.delay_s = delay_s
         self.port = 0
         #: Connections since the start.
         self.accepted = 0
-        #: The local ports of its connections to the server, by which the server names them.
-        self.ports: set[int] = set()
+        self.source = source
         self._target_port = target_port
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -74,11 +76,12 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
-            there_reader, there_writer = await asyncio.open_connection(HOST, self._target_port)
+            there_reader, there_writer = await asyncio.open_connection(
+                HOST, self._target_port, local_addr=None if self.source == HOST else (self.source, 0)
+            )
         except OSError:
             writer.transport.abort()
             return
-        self.ports.add(there_writer.get_extra_info("sockname")[1])
         self._open |= {writer, there_writer}
         try:
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Self
+from uuid import uuid4
 
 import redis
 from redis import Redis
@@ -61,13 +62,18 @@ def run_command(environment: dict[str, str], *arguments: str, app: str = APP) ->
 class Watched:
     """Collects the commands of each role from MONITOR. A context manager.
 
-    The role follows from the local port of the connection, since each role has its own proxy. MONITOR shows the
-    commands of a script right behind its call, as ``lua``.
+    The role follows from the address of the connection, since each role has its own proxy with an address of its own.
+    (The port of a closed connection may be that of another role's later.) MONITOR shows the commands of a script right
+    behind its call, as ``lua``. At the end it waits until it has seen all commands that were sent before.
     """
 
     def __init__(self, server: EmbeddedServer, proxies: Mapping[str, Proxy]) -> None:
         self.commands: dict[str, set[str]] = {role: set() for role in proxies}
-        self._proxies = proxies
+        self._roles = {proxy.source: role for role, proxy in proxies.items()}
+        assert len(self._roles) == len(proxies)
+        #: The last command, after which all others have been seen.
+        self._last = uuid4().hex
+        self._seen_all = threading.Event()
         self._client = server.client(decode_responses=True)
         self._monitor = self._client.monitor()
         self._thread = threading.Thread(target=self._listen, name="test-monitor", daemon=True)
@@ -78,6 +84,8 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._client.echo(self._last)
+        assert self._seen_all.wait(120), "MONITOR did not show all commands"
         with suppress(OSError, AttributeError):
             self._monitor.connection._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(10)
@@ -91,8 +99,9 @@ class Watched:
                 command = arguments[0].lower()
                 if command in ("xgroup", "xinfo", "client", "config", "memory", "script") and len(arguments) > 1:
                     command = f"{command}|{arguments[1].lower()}"
+                if command == "echo" and self._last in arguments[1]:
+                    self._seen_all.set()
                 if shown["client_type"] != "lua":
-                    port = int(shown["client_port"] or 0)
-                    caller = next((role for role, proxy in self._proxies.items() if port in proxy.ports), None)
+                    caller = self._roles.get(shown["client_address"])
                 if caller is not None:
                     self.commands[caller].add(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -119,20 +120,31 @@ def test_an_order_reaches_a_lane_that_sleeps_and_a_parked_ticket_lets_it_sleep_o
 
 
 def test_a_delayed_message_lets_its_lanes_sleep_and_wakes_them_when_it_is_due(lanes: SharedLanes) -> None:
-    seconds, us = lanes.redis.time()
-    due_ms = seconds * 1000 + us // 1000 + 2500
-    fields = {"ticket_id": "D", "payload": json.dumps({"n": 7}), "due": due_ms}
-    lanes.redis.xadd("ticket_stream", fields)
-    wait_until(
-        lambda: all(lanes.redis.zcard(lanes.keys[name].delayed) for name in NAMES), description="each lane to delay it"
-    )
-    wait_asleep(lanes.masters["m1"])
-    assert lanes.redis.time()[0] * 1000 < due_ms, "the machine is too slow for this test"
-    wait_until(
-        lambda: all(lanes.redis.lrange(f"{name}:D", 0, -1) == ["7"] for name in NAMES),
-        description="each lane to handle it",
-    )
-    lanes.others += 1
+    def now_ms() -> int:
+        seconds, us = lanes.redis.time()
+        return int(seconds) * 1000 + int(us) // 1000
+
+    # A slow machine needs longer until all sleep again: once more, with more time.
+    for attempt, seconds in enumerate((2.5, 10, 40, 160)):
+        ticket, due_ms = f"D{attempt}", now_ms() + int(1000 * seconds)
+        lanes.redis.xadd("ticket_stream", {"ticket_id": ticket, "payload": json.dumps({"n": 7}), "due": due_ms})
+        wait_until(
+            lambda ticket=ticket: all(  # type: ignore[misc]
+                lanes.redis.zcard(lanes.keys[name].delayed) or lanes.redis.llen(f"{name}:{ticket}") for name in NAMES
+            ),
+            description="each lane to delay it",
+        )
+        wait_asleep(lanes.masters["m1"])
+        slept = now_ms() < due_ms
+        wait_until(
+            lambda ticket=ticket: all(lanes.redis.lrange(f"{name}:{ticket}", 0, -1) == ["7"] for name in NAMES),  # type: ignore[misc]
+            description="each lane to handle it",
+            timeout_s=30 + seconds,
+        )
+        lanes.others += 1
+        if slept:
+            return
+    pytest.fail("the lanes were never asleep before it was due")
 
 
 def test_a_group_that_is_set_back_while_its_lane_sleeps_is_put_back_and_nothing_runs_again(lanes: SharedLanes) -> None:
@@ -156,14 +168,24 @@ def test_a_group_that_is_destroyed_while_its_lane_sleeps_is_made_again(lanes: Sh
 
 
 def test_lanes_that_sleep_survive_a_restart_of_the_server_which_is_said_once(lanes: SharedLanes, kept: Kept) -> None:
+    master = lanes.masters["m1"]
+
+    def is_away() -> bool:
+        """Whether the master says that the server is away. It says so once, and then that it is back."""
+        said = re.findall(r"Redis is (away|back)", master.logs())
+        assert said[0::2] == ["away"] * len(said[0::2]), said
+        assert said[1::2] == ["back"] * len(said[1::2]), said
+        return len(said) % 2 == 1
+
     kept.server.kill()
+    before = len(master.logs())
+    wait_until(is_away, description="the master to miss the server")
+    # Not by each lane. What it says later is not counted: an answer that a paused machine delays is an outage, too.
+    assert master.logs()[before:].count("Redis is away") <= 1
     kept.server.start()
     lanes.push(10)
     lanes.wait_done()
-    log = lanes.masters["m1"].logs()
-    # Not by each lane. A server that comes back may be away again while it loads its data.
-    assert 1 <= log.count("Redis is away, waiting for it") <= 2
-    assert log.count("Redis is back") == log.count("Redis is away, waiting for it")
+    wait_until(lambda: not is_away(), description="the master to have the server back")
     # It keeps no connection for each lane that was read again.
     wait_asleep(lanes.masters["m1"])
 

@@ -19,6 +19,8 @@ MASTER = "local[2]"
 SMALL = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 #: For what must be right however Spark deals out rows, and however often it plans again meanwhile.
 DEALT_OUT = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "true"}
+#: Its Python processes are forked with what they import.
+FORKED = {"spark.python.daemon.module": "tests.spark_daemon"}
 
 #: What the file before this one has set.
 _set: list[str] = []
@@ -31,7 +33,7 @@ def session_of(master: str = MASTER, conf: Mapping[str, str] | None = None) -> S
         made.stop()
         made = None
     if made is None:
-        made = local_session("tests", master=master)
+        made = local_session("tests", master=master, conf=FORKED)
     while _set:
         made.conf.unset(_set.pop())
     for name, value in {**SMALL, **(conf or {})}.items():

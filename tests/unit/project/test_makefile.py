@@ -137,10 +137,7 @@ def test_the_tests_and_the_checks_beside_them_fail_together(machine: Machine, fa
     assert {"ruff check ", "mypy  "} <= set(lines[1:])
 
 
-@pytest.mark.parametrize(("target", "prepares"), [("test", "pytest"), ("long", "tests.spark_java")])
-def test_what_a_target_needs_is_prepared_before_the_first_time_only(
-    machine: Machine, target: str, prepares: str
-) -> None:
+def test_what_the_long_tests_need_is_prepared_before_the_first_time_only(machine: Machine) -> None:
     machine.python("python3.11")
     assert machine.make("setup").returncode == 0
     for name in ("ruff", "lint-imports", "mypy", "python"):
@@ -152,10 +149,10 @@ def test_what_a_target_needs_is_prepared_before_the_first_time_only(
         tool.chmod(0o755)
     before = len(machine.asked())
     for _ in range(2):
-        assert machine.make(target).returncode == 0
+        assert machine.make("long").returncode == 0
     asked = [line for line in machine.asked()[before:] if line.startswith("python")]
-    # All tests are collected, and so compiled, by one process; or what Spark loads is recorded.
-    assert asked == [f"python {prepares}", "python pytest", "python pytest"]
+    # What Spark loads is recorded.
+    assert asked == ["python tests.spark_java", "python pytest", "python pytest"]
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE"])
