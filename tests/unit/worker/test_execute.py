@@ -21,7 +21,8 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
 from bridge.routing.return_codes import ReturnCode
 from bridge.worker.guard.shared_page import SharedPage
-from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
+from bridge.worker.pool import bundles
+from bridge.worker.pool.bundles import run_bundle
 from bridge.worker.pool.delivery import Delivery
 from bridge.worker.pool.execute import Execution
 from tests.unit.worker.kept_outcomes import LIFE, Writer, heads
@@ -196,8 +197,13 @@ def test_a_copy_that_a_task_forked_ends_where_it_comes_back(
 
 @pytest.mark.parametrize("code", [ReturnCode.ERR, ReturnCode.STALE])
 @pytest.mark.parametrize("written_early", [False, True], ids=["at the end of the round", "in the middle of it"])
-def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCode, written_early: bool) -> None:
+def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(
+    code: ReturnCode, written_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else depends on the time that the messages take.
+    monkeypatch.setattr(bundles, "WRITE_AFTER_S", 0.005 if written_early else 3600.0)
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
+    app.conf.bridge_bundle_ms = 10_000
     begun: list[str] = []
 
     @app.task(bind=True, name="shop.pay", ignore_result=True, lazy=False, shared=False)
@@ -205,7 +211,7 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(code: ReturnCo
         begun.append(f"{ticket_id}:{payload}")
         self.ticket.effects.rpush(f"log:{ticket_id}", payload)
         if written_early and ticket_id == "T1":
-            time.sleep(2 * WRITE_AFTER_S)
+            time.sleep(2 * bundles.WRITE_AFTER_S)
 
     app.finalize()
     shared = SharedPage()
