@@ -16,8 +16,9 @@ TYPED := $(filter-out routing spark,$(CODE))
 PYTEST_ARGS ?=
 # Options for the demo, as in: make demo DEMO_ARGS="--events log.csv.gz"
 DEMO_ARGS ?=
-# Test files that run beside each other: most of what the integration tests do is wait.
-JOBS ?= 6
+# Test files that run beside each other: most of what the integration tests do is wait. The last of these processes runs
+# only tests that start no processes, with a lower priority, in the time that the others leave (tests/scheduling.py).
+JOBS ?= 7
 # In the order of tests/conftest.py: xdist would begin with the files that have the most tests, which take the least.
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Options for the goals: .venv/bin/python -m benchmarks.goals --help

@@ -35,6 +35,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.server_program import find_server_binary
 from bridge.testing.nodes.fork_server import remember_redis_version
 from bridge.testing.nodes.preloaded import read_by_apps
+from tests.scheduling import Scheduling, starts_processes
 from tests.spark_java import set_environment
 
 # Almost all that a collection of five thousand tests makes stays. To look through it again and again would take a third
@@ -156,13 +157,12 @@ def _place(item: pytest.Item) -> tuple[int, int]:
     """The position of a file among those that several processes take one after another.
 
     The longest files come first, then the others that start processes, mixed (those with Spark need processors, the
-    others mostly wait). Unit tests fill the rest at the end.
+    others mostly wait). Those without processes have a process of their own, and fill the rest at the end.
     """
     file = item.nodeid.partition("::")[0].removeprefix("tests/")
     if file in LONGEST:
         return LONGEST.index(file), 0
-    processes = file.startswith(("adopters/", "adversary/", "calibration/", "chaos/", "integration/"))
-    return len(LONGEST) + (not processes), crc32(file.encode())
+    return len(LONGEST) + (not starts_processes(item.nodeid)), crc32(file.encode())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -170,8 +170,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """The scheduler of this project, for ``--dist loadfile``."""
     if config.getvalue("dist") != "loadfile":
         return None
-    from tests.scheduling import Scheduling
-
     return Scheduling(config, log)
 
 

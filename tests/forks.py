@@ -24,6 +24,7 @@ from _pytest.tmpdir import TempPathFactory
 from execnet import gateway_base
 
 from bridge.testing.nodes import preloaded
+from tests.scheduling import QUIET_NICENESS, is_quiet
 
 #: How long a test may go on when the process that distributes them has ended, before it is interrupted, and then.
 PATIENCE_S = (5, 10)
@@ -122,6 +123,8 @@ class Forks:
         os.environ["PYTEST_XDIST_TESTRUNUID"] = given["testrunuid"]
         os.environ["PYTEST_XDIST_WORKER"] = given["workerid"]
         os.environ["PYTEST_XDIST_WORKER_COUNT"] = str(given["workercount"])
+        if is_quiet(int(given["workerid"].removeprefix("gw")), given["workercount"]):
+            os.nice(QUIET_NICENESS)
         preloaded.take_environment()
         config: Any = self._config
         config.workerinput.update(given)

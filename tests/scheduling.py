@@ -1,25 +1,33 @@
 """Which process takes which test file, when several take them side by side (``pytest -n``).
 
 A file stays whole, and so do the files with the projects of adopters: each process that runs one of them builds the
-wheel. Each process that runs a file with Spark starts a Java machine, which loads and compiles the same code for itself
-as every other, for some 25 seconds of a processor. So one process takes those files first, and the others take what is
-left of them at the end.
+wheel.
+
+- **The first process takes the files with Spark first.** Each process that runs one starts a Java machine, which loads
+  and compiles the same code for itself as every other, for some 25 seconds of a processor.
+- **The last of three or more takes the files that start no processes, and no others.** They need a processor, while
+  most others wait for leases, starts and ends. It has a lower priority (`QUIET_NICENESS`). So it takes the time that
+  the others leave, instead of a time of its own behind them.
+- The others take what is left, in the order of the files.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
-#: Processes that take files with Spark first.
-WITH_SPARK = 1
 #: The folder whose files one process takes, all of them.
 ADOPTERS = "tests/adopters/"
+#: The folders whose tests start processes: masters, workers, servers, commands.
+WITH_PROCESSES = (ADOPTERS, "tests/adversary/", "tests/calibration/", "tests/chaos/", "tests/integration/")
+#: By how much the priority of the quiet process is lower (`os.nice`). Some tests give others a time limit, so it must
+#: get its share of two busy processors: about a third of what each of the others gets.
+QUIET_NICENESS = 5
 
 
 def starts_spark(file: str) -> bool:
@@ -27,16 +35,43 @@ def starts_spark(file: str) -> bool:
     return Path(file).name.startswith("test_spark_") and "/integration/" in f"/{file}"
 
 
+def starts_processes(file: str) -> bool:
+    """Whether a file's tests start processes. ``file``: its path, or that of its folder, from the root."""
+    return file.startswith(WITH_PROCESSES)
+
+
+def is_quiet(place: int, count: int) -> bool:
+    """Whether that of ``count`` processes is the one that takes files without processes."""
+    return place == count - 1 >= 2
+
+
 class Scheduling(LoadFileScheduling):
-    """Files in their order, but those with Spark for the first process, and the others for the rest."""
+    """Files in their order, but for the first process and for the quiet one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        #: Processes that have ended leave `nodes`, so places are looked at in the beginning only.
+        self._places: dict[WorkerController, int] = {}
+
+    def schedule(self) -> None:
+        self._places = {node: place for place, node in enumerate(self.nodes)}
+        super().schedule()
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
         return ADOPTERS if file.startswith(ADOPTERS) else file
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        spark = self.nodes.index(node) < WITH_SPARK
-        fitting = [file for file in self.workqueue if starts_spark(file) == spark]
-        if fitting:
-            self.workqueue.move_to_end(fitting[0], last=False)
+        place = self._places[node]
+        quiet = is_quiet(place, len(self._places))
+        order = sorted(self.workqueue, key=lambda file: self._comes_for(file, first=place == 0, quiet=quiet))
+        if quiet and starts_processes(order[0]):
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(order[0], last=False)
         super()._assign_work_unit(node)
+
+    @staticmethod
+    def _comes_for(file: str, *, first: bool, quiet: bool) -> tuple[bool, bool]:
+        # False comes first.
+        return starts_processes(file) is quiet, starts_spark(file) is not first

@@ -1,4 +1,4 @@
-"""Which process takes which test file: files with Spark stay with one process as long as there are others."""
+"""Which process takes which test file: files with Spark and files without processes have a process of their own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.scheduling import Scheduling, starts_spark
+from tests.scheduling import Scheduling, starts_processes, starts_spark
 
 SPARK = [f"tests/integration/test_spark_{name}.py" for name in "abcdef"]
 OTHERS = [f"tests/integration/test_{name}.py" for name in "abcdef"]
+ALONE = [f"tests/unit/test_{name}.py" for name in "abcdef"]
 
 
 class Node:
@@ -53,6 +54,12 @@ def scheduled(files: list[str], busy: tuple[int, ...] = (), processes: int = 4, 
         moved = False
         for place, node in enumerate(nodes):
             if place not in busy and done[place] < len(node.asked):
+                if node in scheduling.nodes and node.shutting_down and done[place] == len(node.asked) - 1:
+                    # As xdist does it: a process that was asked to end leaves with its last test.
+                    scheduling.mark_test_complete(node, node.asked[done[place]])
+                    scheduling.remove_node(node)
+                    done[place] += 1
+                    continue
                 scheduling.mark_test_complete(node, node.asked[done[place]])
                 done[place] += 1
                 moved = True
@@ -86,8 +93,41 @@ def test_a_process_without_files_of_its_own_takes_those_of_others() -> None:
     nodes = scheduled([*OTHERS, *SPARK], busy=(0,))
     assert len(nodes[1].files) > len(nodes[0].files)
     assert any(starts_spark(file) for node in nodes[1:] for file in node.files)
-    assert any(map(starts_spark, scheduled(SPARK)[3].files))
+    assert any(map(starts_spark, scheduled(SPARK)[2].files))
     assert [starts_spark(file) for file in scheduled(OTHERS)[0].files] == [False] * len(scheduled(OTHERS)[0].files)
+
+
+@pytest.mark.parametrize("busy", [(), (0,), (1, 2)])
+def test_the_last_process_takes_the_files_without_processes_and_no_others(busy: tuple[int, ...]) -> None:
+    *others, quiet = scheduled([*OTHERS, *SPARK, *ALONE], busy)
+    assert quiet.files
+    assert not any(map(starts_processes, quiet.files))
+    assert not {file for node in others for file in node.files} & set(quiet.files)
+    assert quiet.shutting_down
+    # It leaves before the others, whose places stay.
+    assert sorted(file for node in others for file in node.files if starts_spark(file)) == SPARK
+    spark = [starts_spark(file) for file in others[0].files]
+    assert spark[0]
+    assert spark == sorted(spark, reverse=True)
+
+
+def test_others_help_with_files_without_processes_at_the_end() -> None:
+    *others, quiet = scheduled([*ALONE, *OTHERS], busy=(3,))
+    for node in others:
+        kinds = [starts_processes(file) for file in node.files]
+        assert kinds == sorted(kinds, reverse=True)
+    assert sorted(file for node in (*others, quiet) for file in node.files) == sorted([*ALONE, *OTHERS])
+
+
+def test_a_run_without_files_for_the_last_process_goes_without_it() -> None:
+    assert [bool(node.files) for node in scheduled(OTHERS)] == [True, True, True, False]
+
+
+def test_two_processes_share_all_files() -> None:
+    for files in ([*OTHERS, *ALONE], OTHERS, ALONE):
+        nodes = scheduled(files, processes=2)
+        assert all(node.files for node in nodes)
+        assert sorted(file for node in nodes for file in node.files) == sorted(files)
 
 
 @pytest.mark.parametrize(
