@@ -111,6 +111,14 @@ def test_the_last_process_takes_the_files_without_processes_and_no_others(busy: 
     assert spark == sorted(spark, reverse=True)
 
 
+def test_a_process_that_has_ended_changes_nothing_for_the_others() -> None:
+    others = [*OTHERS, *(file.replace("/test_", "/test_more_") for file in OTHERS)]
+    nodes = scheduled([*others, *SPARK, *ALONE[:2]])
+    assert nodes[3].files == ALONE[:2]
+    assert all(len(node.files) > len(SPARK) // 2 for node in nodes[:3])
+    assert {file for node in nodes for file in node.files} == {*others, *SPARK, *ALONE[:2]}
+
+
 def test_others_help_with_files_without_processes_at_the_end() -> None:
     *others, quiet = scheduled([*ALONE, *OTHERS], busy=(3,))
     for node in others:
