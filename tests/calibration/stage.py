@@ -347,11 +347,14 @@ class Stage:
         if not self.redis.exists(self.keys.stream):
             return self.findings  # the scenario got stuck before anything was pushed, and said so
         deadline = time.monotonic() + self._rest_within_s
-        while not self.caught and not all(map(_at_rest, self._rests())) and time.monotonic() < deadline:
+        rests = self._rests()
+        while not self.caught and not all(map(_at_rest, rests)) and time.monotonic() < deadline:
             self.look()
             time.sleep(self._look_s)
+            rests = self._rests()
+        # These are judged: a worker that comes back in this moment sends a notice, and the lane has it for an instant.
         judged: dict[Subscription, Evidence] = {}
-        for one, rest in zip(self.subscriptions, self._rests(), strict=True):
+        for one, rest in zip(self.subscriptions, rests, strict=True):
             judged[one] = evidence_of(
                 one,
                 self.messages,

@@ -113,6 +113,12 @@ def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
     status = dict(line.split(":\t", 1) for line in (told / "status").read_text().splitlines() if ":\t" in line)
     shown = sorted(word for word in (told / "environ").read_text().split("\0") if word)
     assert worker.pid is not None
+
+    def opened() -> list[str]:
+        return sorted(path.readlink().name.partition(":")[0] for path in (told / "fd").iterdir())
+
+    if hasattr(os, "pidfd_open"):
+        wait_until(lambda: "anon_inode" in opened(), description="the watcher to hold its worker's main process")
     return {
         "parent": watcher.ppid() == worker.pid,
         "leads its session": os.getsid(watcher.pid) == watcher.pid == os.getpgid(watcher.pid),
@@ -121,7 +127,7 @@ def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
         "cwd": watcher.cwd(),
         "signals": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt")],
         "threads": watcher.num_threads(),
-        "open": sorted(path.readlink().name.partition(":")[0] for path in (told / "fd").iterdir()),
+        "open": opened(),
         "children": worker.children() == [],
     }
 
