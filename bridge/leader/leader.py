@@ -86,6 +86,7 @@ class Leader:
         self._planner = parts.planner
         self._breakers = parts.breakers
         self._outcome_pause = parts.outcome_pause
+        self._read_pause = parts.read_pause
         self._reading = parts.reading
         self._delayed = parts.delayed
         self._pending = parts.pending
@@ -113,6 +114,8 @@ class Leader:
         self._most_outcomes = 0
         #: When to read the outcome stream next (monotonic seconds).
         self._ask_at = 0.0
+        #: When to read new entries next (monotonic seconds).
+        self._read_at = 0.0
 
     # -- control from other threads --------------------------------------------------------------------------------
 
@@ -296,6 +299,11 @@ class Leader:
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms, count=self._most_outcomes))
         lag = self._lag
         wants_entries = self._intake.open and lag.open and not lane.behind and not lane.has_enough_work
+        read_pause = self._read_at - time.monotonic()
+        if wants_entries and read_pause > 0:
+            wants_entries = False
+        else:
+            read_pause = 0.0
         if wants_entries and not self._more and not self._entries.asked:
             # This read only wakes the loop. A script reads the entries, because a script can check the term first. The
             # script reads from where the group stands, so any newer entry is a reason to wake up.
@@ -309,6 +317,8 @@ class Leader:
             timeout = 0.0
         if pause > 0:
             timeout = min(timeout, pause)
+        if read_pause > 0:
+            timeout = min(timeout, read_pause)
         if lane.next_due_ms is not None and (until_due := self._delayed.timeout_s()) is not None:
             timeout = min(timeout, until_due)
         if lane.backoffs:
@@ -326,6 +336,7 @@ class Leader:
         skips = lag.excess > 0 and not lane.behind
         batch = Batch()
         settled = False
+        read = 0
         flooded = self._delayed.flooded
         if flooded:
             # Half of the turn may go into that. So what has come by then is read behind it, and sent in this turn.
@@ -334,6 +345,7 @@ class Leader:
             count = self._steps.settle(self._outcomes.answer(), batch)
             if count:
                 self._busy_at = time.monotonic()
+                self._read_at = 0.0
             # Where more of them wait, the next read follows at once.
             settled = count < self._most_outcomes
         lane.wake(lane.now_ms())
@@ -343,10 +355,14 @@ class Leader:
         if skips:
             self._skip_entries(batch)
         elif wants_entries and self._more:
-            self._read_entries(batch)
+            read = self._read_entries(batch)
         if lane.next_due_ms is not None and not (flooded and self._delayed.flooded):
             self._delayed.run(batch)
         self._steps.advance(batch)
+        if read and not self._more and self._place is None:
+            # In a chain the leaders of other versions wait until this one has read its stream.
+            moved = bool(batch.dispatches or batch.acknowledged or batch.delayed)
+            self._read_at = time.monotonic() + self._read_pause.seconds(read, moved=moved)
         if skips and lag.again and not lag.excess:
             lag.look()
         if settled:
@@ -387,7 +403,7 @@ class Leader:
             self.lease_watch.look_at = self.lease_watch.check_at
         # Else a lease ends before that, or a heartbeat is missing.
 
-    def _read_entries(self, batch: Batch) -> None:
+    def _read_entries(self, batch: Batch) -> int:
         entries = self._new_entries(most=self._lag.room)
         self._delayed.read_with(entries)
         self.lane.read_all = not self._more
@@ -396,6 +412,7 @@ class Leader:
         self.lane.read_all = False
         self._have_read(entries)
         self._lag.was_read(len(entries))
+        return len(entries)
 
     def _skip_entries(self, batch: Batch) -> None:
         entries = self._new_entries(most=self._lag.excess, names=True)

@@ -26,6 +26,7 @@ from bridge.leader.picture.chained_lane import ChainedLane
 from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.outcome_pause import OutcomePause
 from bridge.leader.picture.planner import Planner
+from bridge.leader.picture.read_pause import ReadPause
 from bridge.leader.picture.settling import Settling
 from bridge.leader.repair.foreign_deliveries import ForeignDeliveries
 from bridge.leader.repair.manual_changes import ManualChanges
@@ -87,6 +88,7 @@ class Parts:
         )
         self.planner = Planner(lane, envelopes, traits.of, settling.expire)
         self.outcome_pause = OutcomePause(lane)
+        self.read_pause = ReadPause(lane, self.planner.has_room)
         steps = self.steps = (
             ChainedSteps(term, lane, self.planner, envelopes, settling, place, dropped)
             if place is not None and isinstance(lane, ChainedLane)

@@ -99,6 +99,11 @@ class Room:
         """Whether no consumer came, left, opened or closed since the last look at all of them."""
         return self.seen == Consumer.changes
 
+    @property
+    def exists(self) -> bool:
+        """Whether any open consumer has room."""
+        return any(group.members for group in self._groups.values())
+
     def begin(self) -> None:
         """A step begins."""
         self.planned = 0

@@ -78,6 +78,10 @@ class Planner:
         """Whether the last step left work that the next step can send at once."""
         return self._assignment.room.left_some
 
+    def has_room(self) -> bool:
+        """Whether any consumer has room."""
+        return self._assignment.room.exists
+
     def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
         """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""
         dispatched: dict[Ticket, int] = {}

@@ -1,0 +1,41 @@
+"""How long the leader lets new entries gather when nothing that it reads can start. No I/O.
+
+A lane may be stuck: its tickets are parked, its consumers are full, or there are none. Every message would still wake it.
+Then it would work beside the other lanes of its process in the worst moment: they all wake for the same entry of the
+stream. So a stuck lane reads at intervals.
+
+Messages start no later for that. What gives a consumer room, or releases a ticket, is an outcome or a notice, and then
+the lane reads at once. One message may: that of a ticket that is free, if it comes behind `STREAK` messages of tickets
+that are not. It waits for the end of an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.leader.picture.lane import Lane
+
+#: How many messages in a row could not start before the lane counts as stuck.
+STREAK = 32
+#: The interval, in seconds.
+GATHER_S = 0.05
+
+
+class ReadPause:
+    """The pause of one lane."""
+
+    def __init__(self, lane: Lane, has_room: Callable[[], bool]) -> None:
+        """``has_room``: whether a consumer has room."""
+        self._lane = lane
+        self._has_room = has_room
+        self._in_a_row = 0
+
+    def seconds(self, count: int, *, moved: bool) -> float:
+        """The pause after a step that read ``count`` messages; 0: none. ``moved``: whether it dispatched, delayed or
+        ended any.
+        """
+        if moved or (self._lane.in_flight and self._has_room()):
+            self._in_a_row = 0
+        else:
+            self._in_a_row += count
+        return GATHER_S if self._in_a_row >= STREAK else 0.0
