@@ -2,9 +2,9 @@
 
 A plugin. Otherwise each of them would import and collect all tests for itself, 11 seconds of a processor.
 
-`Collected` is the part of the process that distributes the tests. It starts the collecting process, and lets xdist
-start `enter.py` wherever it would start an interpreter. That small program hands its streams to the collecting process,
-which forks, and the fork (`tests.forks`) speaks with xdist through them.
+`Collected` is the part of the process that distributes the tests. It starts the collecting process
+(`tests.collecting`), and lets xdist start `enter.py` wherever it would start an interpreter. That small program hands
+its streams to the collecting process, which forks, and the fork (`tests.forks`) speaks with xdist through them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from _pytest.config import _prepareconfig
 
 if TYPE_CHECKING:
     import execnet
@@ -50,7 +49,7 @@ class Collected:
             # It ends with its standard input, which ends with this process.
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-c", "from tests.collected import collect; collect()",
+                    sys.executable, "-c", "from tests.collecting import collect; collect()",
                     str(listening.fileno()), json.dumps(arguments),
                 ],
                 cwd=ROOT,
@@ -71,24 +70,3 @@ class Collected:
         self._process.stdin.close()
         self._process.wait()
         self._folder.cleanup()
-
-
-def collect() -> None:
-    """The collecting process: collects, and forks for each process that xdist starts."""
-    listening = socket.socket(fileno=int(sys.argv[1]))
-    arguments = json.loads(sys.argv[2])
-    sys.argv[1:] = []
-    # Before anything of plugins is imported: pytest rewrites their modules when they are imported first.
-    config = _prepareconfig(arguments, None)
-    import xdist.remote
-
-    from tests.forks import Forks
-
-    xdist.remote.setup_config(config, None)
-    # Filled in by the forks. That it is there tells plugins that this is no process which reports.
-    config.workerinput = {}  # type: ignore[attr-defined]
-    config.workeroutput = {}  # type: ignore[attr-defined]
-    forks = Forks(config, listening)
-    config.pluginmanager.register(forks)
-    config.hook.pytest_cmdline_main(config=config)
-    forks.end()

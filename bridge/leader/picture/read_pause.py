@@ -1,8 +1,8 @@
 """How long the leader lets new entries gather when nothing that it reads can start. No I/O.
 
-A lane may be stuck: its tickets are parked, its consumers are full, or there are none. Every message would still wake it.
-Then it would work beside the other lanes of its process in the worst moment: they all wake for the same entry of the
-stream. So a stuck lane reads at intervals.
+A lane may be stuck: its tickets are parked, its consumers are full, or there are none. Every message would still wake
+it. Then it would work beside the other lanes of its process in the worst moment: they all wake for the same entry of
+the stream. So a stuck lane reads at intervals.
 
 Messages start no later for that. What gives a consumer room, or releases a ticket, is an outcome or a notice, and then
 the lane reads at once. One message may: that of a ticket that is free, if it comes behind `STREAK` messages of tickets
