@@ -23,6 +23,7 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.picture.suspects import Isolation
 from bridge.leader.picture.ticket_records import AWAITING
+from bridge.protocol.bundle_times import limits_of
 from bridge.protocol.envelope import OPENING, Envelopes, Run
 from bridge.protocol.headers import OwnRules
 from bridge.routing import records
@@ -344,14 +345,11 @@ class Planner:
         return OwnRules(options.max_attempts, timeout_ms, expires_ms, soft)
 
     def _limits(self, packed: Sequence[Run]) -> tuple[float | None, float | None]:
-        """The time limits of a bundle: the smallest limits of its tasks, plus a grace time for the bundle itself."""
+        """The time limits of a bundle."""
         names = {message.task for run in packed for message in run.messages}
-        grace = 5 * self._bundle_ms / 1000
-        smallest: list[float | None] = []
-        for which in (0, 1):
-            found = [limit for name in names if (limit := self._traits(name).limits[which])]
-            smallest.append(min(found) + grace if found else None)
-        return smallest[0], smallest[1]
+        found = [self._traits(name).limits for name in names]
+        hard, soft = ([one[which] for one in found if one[which]] for which in (0, 1))
+        return limits_of(self._bundle_ms / 1000, hard, soft)
 
 
 def _parcels_of(runs: list[tuple[Ticket, int]]) -> Iterator[list[tuple[Ticket, int]]]:

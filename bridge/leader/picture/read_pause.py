@@ -5,8 +5,8 @@ it. Then it would work beside the other lanes of its process in the worst moment
 the stream. So a stuck lane reads at intervals.
 
 Messages start no later for that. What gives a consumer room, or releases a ticket, is an outcome or a notice, and then
-the lane reads at once. One message may: that of a ticket that is free, if it comes behind `STREAK` messages of tickets
-that are not. It waits for the end of an interval.
+the lane reads at once. One message may, where consumers have room: that of a ticket that is free, if it comes behind
+`STREAK` messages of tickets that are not. It waits for the end of an interval, which is short then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from bridge.leader.picture.lane import Lane
 
 #: How many messages in a row could not start before the lane counts as stuck.
 STREAK = 32
-#: The interval, in seconds.
+#: The interval, in seconds: while no consumer has room, and while tickets wait for something else.
 GATHER_S = 0.05
+SHORT_S = 0.01
 
 
 class ReadPause:
@@ -34,8 +35,11 @@ class ReadPause:
         """The pause after a step that read ``count`` messages; 0: none. ``moved``: whether it dispatched, delayed or
         ended any.
         """
-        if moved or (self._lane.in_flight and self._has_room()):
+        has_room = self._has_room()
+        if moved or (self._lane.in_flight and has_room):
             self._in_a_row = 0
-        else:
-            self._in_a_row += count
-        return GATHER_S if self._in_a_row >= STREAK else 0.0
+            return 0.0
+        self._in_a_row += count
+        if self._in_a_row < STREAK:
+            return 0.0
+        return SHORT_S if has_room else GATHER_S

@@ -9,7 +9,8 @@ Contract:
   (`bridge.worker.pool.write_behind`).
 - A message that fails ends its ticket's run in this bundle. The rest of the run was never started.
 - The bundle stops, and gives back what it has not started, when the leader recalled its messages or when it takes far
-  longer than planned (`OVERTIME`). It also stops when the lease ends. Then the outcomes not yet written are void.
+  longer than planned (`bridge.protocol.bundle_times`: each message has the whole time limit of its task). It also
+  stops when the lease ends. Then the outcomes not yet written are void.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from bridge.protocol.bundle_times import last_start_s
 from bridge.protocol.headers import first_fence, readable_runs
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
@@ -44,9 +46,6 @@ WRITE_AFTER_S = 0.005
 #: Tickets of a round from which on it is written in two parts, where there are effects. A write has a price of its own:
 #: that of ten messages with effects, and more than what is won where there are none.
 SPLIT_FROM = 32
-
-#: A bundle that takes this many times `bridge_bundle_ms` gives back what it has not started.
-OVERTIME = 16
 
 #: Stands for a payload that cannot be read, so that only its message fails.
 UNREADABLE = object()
@@ -111,7 +110,8 @@ def _run(
     #: Ticket -> run, of the runs that go on in the next round: their message of this round succeeded.
     going_on: dict[str, list[Delivery]] = {}
     started = last_write = time.monotonic()
-    give_up_at = started + max(OVERTIME * execution.lane.bundle_ms / 1000, 2 * WRITE_AFTER_S)
+    may_take_s = last_start_s(execution.lane.bundle_ms / 1000, request.get("timelimit") or ())
+    give_up_at = started + max(may_take_s, 2 * WRITE_AFTER_S)
     pending = writes.pending
     unstarted: list[Outcome] = []
     position = 0

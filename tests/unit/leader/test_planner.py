@@ -202,7 +202,7 @@ def test_a_task_longer_than_two_bundles_travels_alone(task: str) -> None:
 
 @pytest.mark.parametrize(
     ("of_the_others", "smallest", "without"),
-    [((None, None), [30.05, 20.05], [None, None]), ((40.0, 10.0), [30.05, 10.05], [40.05, 10.05])],
+    [((None, None), [30.17, 20.17], [None, None]), ((40.0, 10.0), [30.17, 10.17], [40.17, 10.17])],
     ids=["of one", "of several"],
 )
 def test_a_bundle_has_the_smallest_limits_of_its_tasks_and_a_grace(

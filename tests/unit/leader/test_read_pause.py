@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.leader.picture.read_pause import GATHER_S, STREAK, ReadPause
+from bridge.leader.picture.read_pause import GATHER_S, SHORT_S, STREAK, ReadPause
 
 
 class Stand:
@@ -23,17 +23,17 @@ class Stand:
 
 
 @pytest.mark.parametrize(
-    "stand",
-    [Stand(), Stand(room=False), Stand(in_flight=3, room=False)],
+    ("stand", "pause_s"),
+    [(Stand(), SHORT_S), (Stand(room=False), GATHER_S), (Stand(in_flight=3, room=False), GATHER_S)],
     ids=["all tickets are parked", "no consumer", "all consumers are full"],
 )
-def test_a_lane_that_can_start_nothing_pauses_behind_some_messages(stand: Stand) -> None:
-    assert stand.read(STREAK) == [0.0] * (STREAK - 1) + [GATHER_S]
-    assert stand.read(3, count=7) == [GATHER_S] * 3
+def test_a_lane_that_can_start_nothing_pauses_behind_some_messages(stand: Stand, pause_s: float) -> None:
+    assert stand.read(STREAK) == [0.0] * (STREAK - 1) + [pause_s]
+    assert stand.read(3, count=7) == [pause_s] * 3
 
 
 def test_many_messages_of_one_read_count_one_by_one() -> None:
-    assert Stand().read(1, count=STREAK) == [GATHER_S]
+    assert Stand().read(1, count=STREAK) == [SHORT_S]
 
 
 def test_a_lane_that_works_does_not_pause_however_many_of_its_messages_wait() -> None:

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -16,6 +17,7 @@ from celery.result import allow_join_result
 from bridge.app import forked_children
 from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
+from bridge.protocol.bundle_times import limits_of
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
@@ -25,7 +27,7 @@ from bridge.worker.pool import bundles
 from bridge.worker.pool.bundles import run_bundle
 from bridge.worker.pool.delivery import Delivery
 from bridge.worker.pool.execute import Execution
-from tests.unit.worker.kept_outcomes import LIFE, Writer, heads
+from tests.unit.worker.kept_outcomes import LIFE, KeepingWriter, Writer, heads
 
 
 def test_a_success_that_is_written_before_its_result_is_stored_says_when_it_began() -> None:
@@ -247,3 +249,41 @@ def test_a_ticket_does_not_go_on_behind_effects_that_were_refused(
     assert [(outcome.fence, outcome.kind) for outcome in written] == refused
     # Flower gets no event of a success that did not happen.
     assert [kind for id_, kind, *_ in events if id_ == "1-0"] == (["retried"] if refused else [])
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.05, 0.1, 1.0])
+def test_each_message_of_a_bundle_has_its_whole_time_limit(
+    limit_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery counts the time of the whole bundle. So no message starts when less than its limit is left."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    begun: list[float] = []
+
+    @app.task(bind=True, name="shop.pay", ignore_result=True, lazy=False, shared=False)
+    def pay(self: Any, ticket_id: str, payload: Any) -> None:
+        del self, ticket_id, payload
+        begun.append(clock.now - 100.0)
+        clock.now += 0.03
+
+    app.finalize()
+    shared = SharedPage()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
+    writer = KeepingWriter()
+    execution = Execution(app, app.bridge.settings.lane, shared, cast("Any", writer), "w1@here")
+    runs: list[Any] = [[f"T{n}", n, 1, [[f"1-{n}", pay.name, n]]] for n in range(100)]
+    limits = limits_of(execution.lane.bundle_ms / 1000, [] if limit_s is None else [limit_s], [])
+    request = {
+        "id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE,
+        "timelimit": limits,
+    }  # fmt: skip
+
+    run_bundle(execution, request, json.dumps(runs))
+
+    assert 1 < len(begun) < 100
+    if limit_s is not None:
+        assert limits[0] is not None
+        assert limits[0] - max(begun) >= limit_s
+    # What was not started goes back.
+    assert sum(one.kind is Kind.RETURNED for one in writer.written) == 100 - len(begun)
