@@ -32,6 +32,13 @@ MUTATIONS = [
         (Edit(READY, "elif fresh and self.fresh.are_few:", "elif False:"),),
     ),
     Mutation(
+        "a message that came while fresh ones were not few waits behind the whole backlog",
+        "fairness",
+        FRESH,
+        ("test_one_that_came_while_they_were_not_few_passes_the_backlog_as_soon_as_they_are",),
+        (Edit(READY, "            if self._fresh_behind:\n                self._let_pass()\n", "            pass\n"),),
+    ),
+    Mutation(
         "fresh messages always go first",
         "fairness",
         FRESH,

@@ -348,7 +348,7 @@ class Planner:
         """The time limits of a bundle."""
         names = {message.task for run in packed for message in run.messages}
         found = [self._traits(name).limits for name in names]
-        hard, soft = ([one[which] for one in found if one[which]] for which in (0, 1))
+        hard, soft = ([limit for one in found if (limit := one[which])] for which in (0, 1))
         return limits_of(self._bundle_ms / 1000, hard, soft)
 
 

@@ -6,6 +6,7 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ ENOUGH_MESSAGES = 4000
 READY_PER_SLOT = 128
 #: How many tickets of priority 0 one of priority 1 goes before, at most; one of priority 9, nine times as many.
 PASSED_PER_PRIORITY = 1000
+#: How many tickets pass the backlog in one step that came while fresh messages were not few.
+PASS_AT_ONCE = 16
 
 _turn_of = attrgetter("turn")
 
@@ -64,6 +67,8 @@ class Ready(Flight):
         self.late_ready: set[Ticket] = set()
         #: Queued tickets with a fresh message, while these are few: they go out before all others, and run before them.
         self.fresh_ready: dict[Ticket, None] = {}
+        #: Other queued tickets with a fresh message: when these came, fresh messages were not few. In their order.
+        self._fresh_behind: dict[Ticket, None] = {}
         #: The latest turn that was dispatched; and, while kinds take turns, the last turn of each.
         self._served = self._last_late = self._last_fresh = self._last_other = self._turn
         self._take_turns = False
@@ -160,6 +165,8 @@ class Ready(Flight):
             ready.appendleft(ticket)
         else:
             options = ticket.waiting[0].options
+            if fresh and not self.fresh.are_few and not ticket.suspect:
+                self._fresh_behind[ticket] = None
             if options is not None or self.late_ready or self.fresh.are_few:
                 self._queue_in_turn(ready, ticket, options, fresh=fresh)
             else:
@@ -213,23 +220,41 @@ class Ready(Flight):
     def begin_step(self, now_ms: int) -> None:
         """A step is planned now."""
         self.fresh.look(now_ms)
-        if not (self.late_ready or self.fresh.are_few):
+        if self.fresh.are_few:
+            if self._fresh_behind:
+                self._let_pass()
+        elif not self.late_ready:
             self._take_turns = False
+
+    def _let_pass(self) -> None:
+        """Fresh messages are few now. So those that came before this, and wait in the backlog, pass it, too: the ones
+        that come next must not pass them.
+        """
+        for ticket in list(islice(self._fresh_behind, PASS_AT_ONCE)):
+            del self._fresh_behind[ticket]
+            options = ticket.waiting[0].options
+            if options is not None and options.overtakes:
+                continue
+            ready = self.ready if ticket.consumer is None else ticket.consumer.ready
+            ready.remove(ticket)
+            self._queue_in_turn(ready, ticket, options, fresh=True)
 
     def left_queue(self, ticket: Ticket) -> None:
         """``ticket`` was removed from its queue."""
         ticket.queued = False
         self.late_ready.discard(ticket)
         self.fresh_ready.pop(ticket, None)
+        self._fresh_behind.pop(ticket, None)
 
     def were_sent(self, tickets: Sequence[Ticket]) -> None:
         """These tickets left their queues to be dispatched, in the order of their turns."""
         self._served = max(self._served, tickets[-1].turn)
         if self.late_ready:
             self.late_ready.difference_update(tickets)
-        if self.fresh_ready:
-            for ticket in tickets:
-                self.fresh_ready.pop(ticket, None)
+        for some in (self.fresh_ready, self._fresh_behind):
+            if some:
+                for ticket in tickets:
+                    some.pop(ticket, None)
 
     def _open_consumer(self, name: str, instead_of: Consumer | None, task: str) -> Consumer | None:
         """The open consumer with that name that can run ``task``.

@@ -47,6 +47,10 @@ def only(world: LaneWorld) -> Consumer:
     return consumer
 
 
+def are_few(world: LaneWorld) -> bool:
+    return world.lane.fresh.are_few
+
+
 def ended(world: LaneWorld) -> list[str]:
     """Ends all that runs, in the order of the dispatches. Returns the tickets."""
     running = sorted(world.running(), key=lambda one: one[0].runs[one[1]][0])
@@ -95,6 +99,30 @@ def test_a_backlog_goes_on_beside_fresh_messages_that_never_end() -> None:
     # Then they have half of it
     backlog = sum(ticket.startswith("B") for ticket in order[30:])
     assert 0.4 <= backlog / len(order[30:]) <= 0.6
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_one_that_came_while_they_were_not_few_passes_the_backlog_as_soon_as_they_are(policy: PolicyName) -> None:
+    # Given a backlog of which nothing was sent for a while, and fresh messages: so they are not few
+    world = behind(300, 1, policy=policy)
+    world.now += 10 * WINDOW_MS
+    world.read()
+    for n in range(3):
+        world.push(f"O{n}", "short")
+    world.read()
+    assert not are_few(world)
+    # When some of the backlog was sent since
+    order: list[str] = []
+    pushed = False
+    while not {"O0", "O1", "O2", "later"} <= set(order):
+        order += ended(world)
+        if are_few(world) and not pushed:
+            world.push("later", "short")
+            world.read()
+            pushed = True
+    # Then they go before the rest of it, in their order, and a later one does not pass them
+    assert [ticket for ticket in order if ticket[0] in "Ol"] == ["O0", "O1", "O2", "later"]
+    assert len(order) < 150
 
 
 def test_a_ticket_that_waits_for_its_worker_is_not_passed_by_one_that_came_later() -> None:
