@@ -47,10 +47,18 @@ ELSEWHERE = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 # Before 7.0, the error of a command in a script is in the middle of the script's own error:
 # "Error running script (call to f_5c…): @user_script:1: @user_script: 1: -READONLY You can't write …".
 _IN_SCRIPT = re.compile(r"^(?:Error running script|@user_script).*?: -([A-Z]+) ", re.DOTALL)
+# A pipeline of redis-py puts the command before the error, at most 100 characters of it. The asyncio one shows the
+# error as a tuple. An argument may look like the end of the command, so the last place counts that can be the end.
+_IN_PIPELINE = re.compile(r"Command # \d+ \(.{0,100}\) of pipeline caused error: (?:\(['\"])?(.*)", re.DOTALL)
+# What EXEC says when the server cannot serve the transaction any more.
+_DISCARDED = "Transaction discarded because of: "
 
 
 def error_code(exc: BaseException) -> str:
-    """The code of a server's error reply (``OOM``, ``READONLY`` …), also from inside a script; ``""``: it has none."""
+    """The code of a server's error reply (``OOM``, ``READONLY`` …); ``""``: it has none.
+
+    Also of one from inside a script or a pipeline.
+    """
     # redis-py removes a code from the text if it has a class for it.
     if isinstance(exc, redis.exceptions.OutOfMemoryError):
         return "OOM"
@@ -63,6 +71,8 @@ def error_code(exc: BaseException) -> str:
     if not isinstance(exc, ResponseError):
         return ""
     text = str(exc)
+    piped = _IN_PIPELINE.match(text)
+    text = (piped[1] if piped is not None else text).removeprefix(_DISCARDED)
     inner = _IN_SCRIPT.match(text)
     if inner is not None:
         return inner[1]
@@ -111,8 +121,11 @@ def connecting() -> Iterator[None]:
 
 
 def was_not_sent(exc: BaseException) -> bool:
-    """Whether a command that failed with ``exc`` certainly had no effect: it was not sent, or the server refused it."""
-    return getattr(exc, "not_sent", False) or bool(error_code(exc))
+    """Whether a command that failed with ``exc`` certainly had no effect: it was not sent, or the server refused it.
+
+    Of a pipeline, only one command was refused.
+    """
+    return getattr(exc, "not_sent", False) or (bool(error_code(exc)) and _IN_PIPELINE.match(str(exc)) is None)
 
 
 #: The option's name in redis-py's error for an unknown option or a bad value.

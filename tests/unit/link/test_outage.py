@@ -8,11 +8,14 @@ from contextlib import suppress
 
 import pytest
 import redis
+import redis.asyncio
+from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
 import bridge.link.outage
 from bridge.link.connections import Wire, client, error_code, is_full, is_outage
 from bridge.link.outage import CALM_S, Outage, OutageLog
+from bridge.routing.connection import PASSING, was_not_sent
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 
@@ -118,6 +121,72 @@ def save(one: redis.Redis, status: str) -> None:
 )
 def test_other_errors_are_no_outages(server: EmbeddedServer, arguments: tuple[object, ...]) -> None:
     assert not is_outage(reply_of(server.url, *arguments))
+
+
+#: The text of the server's reply, by its code.
+TEXTS = {
+    code: f"{code} the server does not serve"
+    for code in PASSING
+    # Of another class in redis-py, which a pipeline does not word.
+    if code != "LOADING"
+}
+#: What a user may write into an argument.
+LOOKS_SO = "x) of pipeline caused error: OOM y"
+
+
+def worded(command: tuple[str, ...], text: str, pipeline: type) -> ResponseError:
+    """The error that a pipeline of redis-py raises when the server replies ``text`` to ``command``."""
+    exc: ResponseError = BaseParser.parse_error(text)
+    pipeline.annotate_exception(None, exc, 1, command)  # type: ignore[attr-defined]
+    return exc
+
+
+@pytest.mark.parametrize("pipeline", [redis.client.Pipeline, redis.asyncio.client.Pipeline], ids=["sync", "asyncio"])
+class TestAPipeline:
+    @pytest.mark.parametrize("argument", ["x", "x" * 200, "a b " * 60, "line\nbreak", LOOKS_SO, LOOKS_SO * 5, ")", "'"])
+    @pytest.mark.parametrize("code", TEXTS)
+    def test_the_code_is_found_behind_the_command(self, pipeline: type, code: str, argument: str) -> None:
+        found = worded(("DEL", argument), TEXTS[code], pipeline)
+        assert error_code(found) == code
+        assert is_outage(found)
+        # Other commands of the pipeline may have had an effect
+        assert not was_not_sent(found)
+
+    @pytest.mark.parametrize("argument", [LOOKS_SO, LOOKS_SO * 5, f"{'x' * 60} {LOOKS_SO}"])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "ERR syntax error",
+            "ERR unknown command 'HGET', with args beginning with: 'some key' '{argument}' ",
+        ],
+    )
+    def test_an_argument_that_looks_like_an_outage_is_none(self, pipeline: type, argument: str, text: str) -> None:
+        assert not is_outage(worded(("HGET", "some key", argument), text.format(argument=argument), pipeline))
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+def test_a_pipeline_that_a_server_refuses(troubled: EmbeddedServer, transaction: bool) -> None:
+    with troubled.client() as one:
+        one.config_set("min-replicas-to-write", "1")
+    with client(troubled.url) as one, one.pipeline(transaction=transaction) as pipe:
+        pipe.get("x").delete("x" * 200)
+        with pytest.raises(ResponseError) as found:
+            pipe.execute()
+    assert error_code(found.value) == "NOREPLICAS"
+    assert is_outage(found.value)
+
+
+def test_a_transaction_that_a_server_cannot_serve_any_more(troubled: EmbeddedServer) -> None:
+    wire = Wire(troubled.url)
+    wire.call("MULTI")
+    wire.call("SET", "x", "1")
+    with troubled.client() as one:
+        one.config_set("min-replicas-to-write", "1")
+    with pytest.raises(ResponseError) as found:
+        wire.call("EXEC")
+    assert error_code(found.value) == "NOREPLICAS"
+    assert is_outage(found.value)
 
 
 def test_an_error_of_the_program_is_no_outage() -> None:
