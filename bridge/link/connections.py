@@ -67,9 +67,15 @@ class Wire:
         return self.answer()
 
     def call_many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """The replies to several commands, which go out together. Few enough for the server to keep their replies."""
-        self._ask_many(commands)
-        return [self.answer() for _ in commands]
+        """The replies to several commands, which go out together. Few enough for the server to keep their replies.
+
+        Raises the first error reply, when all replies are read: the next call must not get one of them.
+        """
+        found = self.replies_to(commands)
+        for reply in found:
+            if isinstance(reply, ResponseError):
+                raise reply
+        return found
 
     def replies_to(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """As `call_many`, but an error reply is in its place of the list, and is not raised."""
