@@ -17,8 +17,10 @@ for i = 4, #ARGV do
 end
 arguments[#arguments + 1] = 'FORCE'
 arguments[#arguments + 1] = 'JUSTID'
+-- shared: is_gone
+
 local claimed = redis.pcall(unpack(arguments))
 if claimed.err then
-  return {'NOGROUP'}
+  return is_gone(claimed.err) and {'NOGROUP'} or claimed
 end
 return {'OK', #claimed}

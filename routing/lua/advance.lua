@@ -160,9 +160,13 @@ if size > 0 then
   end
 end
 
+-- shared: is_gone
+
 local group, master = ARGV[2], ARGV[3]
-if redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID').err then
-  return {'NOGROUP'}  -- found out before anything is written: a script that fails half way is not undone
+local tried = redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID')
+if tried.err then
+  -- Found out before anything is written: a script that fails half way is not undone.
+  return is_gone(tried.err) and {'NOGROUP'} or tried
 end
 
 local mended = 0

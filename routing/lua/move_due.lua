@@ -29,8 +29,11 @@ if not unread.err and #unread > 0 then
   before = math.min(before, tonumber(string.match(ARGV[5], '^%d+')))
 end
 local upto = '(' .. string.format('%.0f', before)
-if redis.pcall('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID').err then
-  return {'NOGROUP'}  -- found out before anything is written
+-- shared: is_gone
+
+local tried = redis.pcall('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID')
+if tried.err then
+  return is_gone(tried.err) and {'NOGROUP'} or tried  -- found out before anything is written
 end
 
 local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'WITHSCORES', 'LIMIT', 0, ARGV[6])

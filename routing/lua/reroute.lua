@@ -32,8 +32,11 @@ for _, entry in ipairs(unread) do
     end
   end
 end
-if redis.pcall('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID').err then
-  return 'NOGROUP'  -- before anything is written
+-- shared: is_gone
+
+local tried = redis.pcall('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID')
+if tried.err then
+  return is_gone(tried.err) and 'NOGROUP' or tried  -- before anything is written
 end
 local at = 8
 local n = tonumber(ARGV[at])
