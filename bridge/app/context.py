@@ -47,6 +47,7 @@ class TicketContext:
         "body_reached",
         "came_of_body",
         "deadline",
+        "decided",
         "dropped",
         "entered",
         "fence",
@@ -110,6 +111,9 @@ class TicketContext:
         #: refused it.
         self.dropped: Drop | None = None
         self.nacked: Nack | None = None
+        #: The exception by which the task's part of the attempt ended; None: it has not ended so. An error that comes
+        #: after it, as in storing the result, does not change what becomes of the message.
+        self.decided: Exception | None = None
         #: Whether effects and success were written before Celery stored the result.
         self.written = False
         self._effects: Effects | None = None

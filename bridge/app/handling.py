@@ -85,12 +85,13 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             # A caller that waits for the result must find the effects applied.
             ticket.write_success()
         return result
-    except (Ignore, Reject, Retry, StaleFence):
+    except (Ignore, Reject, Retry, StaleFence) as exc:
+        ticket.decided = exc
         ticket.end_state()
         raise
     except Drop as exc:
-        ticket.end_state()
         ticket.dropped = exc
+        ticket.end_state()
         return None
     except Exception as exc:
         raise_or_retry(self, ticket, exc)
@@ -129,8 +130,9 @@ def before_start(self: Any, *args: Any) -> None:
         ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
     try:
         super(self._outermost, self).before_start(*args)
-    except (Ignore, Reject, Retry):
+    except (Ignore, Reject, Retry) as exc:
         if ticket is not None:
+            ticket.decided = exc
             ticket.end_state()
         raise
     except Exception as exc:
@@ -138,31 +140,44 @@ def before_start(self: Any, *args: Any) -> None:
             raise
         if isinstance(exc, Drop):
             # The body is not run (`enter`).
-            ticket.end_state()
             ticket.dropped = exc
+            ticket.end_state()
             return
         raise_or_retry(self, ticket, exc)
 
 
 def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
     """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt."""
+    ticket.decided = decided = _decision(task, ticket, exc)
     ticket.end_state()
+    if decided is exc:
+        raise exc
+    raise decided from (exc if isinstance(decided, Retry) else None)
+
+
+def _decision(task: Any, ticket: TicketContext, exc: Exception) -> Exception:
+    """The exception by which the attempt ends, for Celery. ``exc``: what the task raised."""
     if isinstance(exc, TypeError) and mismatch(task):
         # No further attempt can help.
         ticket.gave_up = True
-        raise ConfigurationError(mismatch(task)) from None
+        return ConfigurationError(mismatch(task))
     lane = ticket.lane or task.app.bridge.settings.lane
     if isinstance(exc, Dead):
         ticket.gave_up = True
-        raise exc
+        return exc
     delay_s = exc.delay if isinstance(exc, Nack) else None
     if isinstance(exc, Nack) and not exc.charge and not ticket.rollback_failed:
         # A rollback that is still owed is charged: the leader would forget it otherwise.
         ticket.nacked = exc
-        raise Retry(exc=exc, when=lane.backoff.delay_ms(1) / 1000 if delay_s is None else delay_s) from exc
+        return _retry(exc, lane.backoff.delay_ms(1) / 1000 if delay_s is None else delay_s)
     if ticket.gave_up or ticket.is_last_attempt:
-        raise exc
-    raise Retry(exc=exc, when=lane.backoff.delay_ms(ticket.attempt) / 1000 if delay_s is None else delay_s) from exc
+        return exc
+    return _retry(exc, lane.backoff.delay_ms(ticket.attempt) / 1000 if delay_s is None else delay_s)
+
+
+def _retry(exc: Exception, delay_s: float) -> Exception:
+    made: Exception = Retry(exc=exc, when=delay_s)
+    return made
 
 
 def retry_delay_ms(retry: Retry) -> int | None:

@@ -217,6 +217,16 @@ class Execution:
         if context.written:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
+        decided = context.dropped or context.decided
+        # Celery's tracer returns its record of the end, or the error that went through it.
+        if decided is not None and getattr(info, "retval", info) is not decided:
+            late = unwrapped(result)
+            error = one_line(f"{type(late).__name__}: {late}", WHY_CHARS)
+            text = "ticket %s: message %s: an error behind the task does not change how it ended: %s"
+            logger.error(text, delivery.ticket, delivery.message_id, error)
+            if context.dropped is not None:
+                return self._dropped(delivery, context.dropped), (0, repr(None), runtime or 0.0)
+            result = ExceptionInfo((type(decided), decided, decided.__traceback__))
         return self._failure(delivery, result), (1, result, runtime)
 
     def _max_attempts(self, task: Any, own: OwnRules | None) -> int:
