@@ -5,6 +5,8 @@ Ids as text do not: 9-0 would come after 10-0.
 
 from __future__ import annotations
 
+import re
+
 #: An id as a pair: Unix ms, unless the producer chose ids of its own, and the number within that ms.
 IdKey = tuple[int, int]
 
@@ -16,11 +18,20 @@ LAST_SEQUENCE = 2**64 - 1
 #: The largest id. A producer may give it to an entry: it is the last one that the stream ever has.
 LAST_ID = f"{LAST_SEQUENCE}-{LAST_SEQUENCE}"
 
+# A server takes no longer numbers, even when they begin with zeros.
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+
 
 def id_key(id_: str) -> IdKey:
     """The key of an id; the sequence may be left out. Raises `ValueError` when the text is no id."""
     ms, _, sequence = id_.partition("-")
     return int(ms), int(sequence or 0)
+
+
+def can_be_id(text: str, *, whole: bool = True) -> bool:
+    """Whether a server takes ``text`` as an id. ``whole``: the sequence may not be left out."""
+    found = _ID.fullmatch(text)
+    return found is not None and not (whole and found[1] is None) and max(id_key(text)) <= LAST_SEQUENCE
 
 
 def id_text(key: IdKey) -> str:

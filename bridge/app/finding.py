@@ -19,6 +19,7 @@ from bridge.protocol.agreement import refuse_newer, refuse_other
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
 from bridge.routing.layouts import find_layout
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +41,19 @@ def load_app(name: str) -> Celery:
         # As celery does: look for the app in the current folder.
         sys.path.insert(0, here)
     module = name.partition(":")[0]
+    if not all(module.split(".")) or "/" in module:
+        raise ConfigurationError(
+            f"-A {name!r} names no module: it is a name with dots, such as shop.app, and no path; run this in the "
+            "folder where the module is"
+        )
     try:
         app: Celery = find_app(name)
         # Celery reads its configuration late. Read it now, so that a missing configuration module fails here.
         app.conf.broker_url  # noqa: B018
     except TicketBridgeError:
         raise
+    except SystemExit as exc:
+        raise ConfigurationError(f"the Celery app {name!r} fails to load: {_ended(exc)}") from None
     except ModuleNotFoundError as exc:
         if exc.name == name and ":" in name:
             raise ConfigurationError(
@@ -78,6 +86,8 @@ def load_tasks(app: Celery) -> None:
         app.finalize()
     except TicketBridgeError:
         raise
+    except SystemExit as exc:
+        raise ConfigurationError(f"the tasks of the Celery app fail to load: {_ended(exc)}") from None
     except Exception as exc:
         raise ConfigurationError(
             f"the tasks of the Celery app fail to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
@@ -135,13 +145,18 @@ def _reach_lanes(app: Celery, lanes: Sequence[LaneSettings], *, to_change: bool)
     return redis
 
 
+def _ended(exc: SystemExit) -> str:
+    code = "" if exc.code is None else one_line(repr(exc.code), 80)
+    return f"it ended the program while it was imported: sys.exit({code}){_place(exc)}"
+
+
 def _said(exc: Exception) -> str:
     # Some errors have many lines. The first one says what is wrong.
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[0] if lines else "(no message)"
 
 
-def _place(exc: Exception) -> str:
+def _place(exc: BaseException) -> str:
     if isinstance(exc, SyntaxError) and exc.filename:
         return f" ({exc.filename}:{exc.lineno})"
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<")]

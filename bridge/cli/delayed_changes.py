@@ -11,7 +11,7 @@ import click
 
 from bridge.cli.delayed_view import filters, searching, selection_of, table, when
 from bridge.cli.main import Target
-from bridge.cli.parameters import CHANGING, LIMIT, with_options
+from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -29,7 +29,7 @@ ROWS = 50
 
 #: Adds the options of the commands that change delayed messages.
 changing = with_options(
-    click.argument("ids", metavar="[ID]...", nargs=-1),
+    click.argument("ids", type=MESSAGE_ID, metavar="[ID]...", nargs=-1),
     click.option("--all", "everything", is_flag=True, help="All delayed messages that match the other options."),
     filters,
     click.option("--limit", type=LIMIT, help="Change the next N at most."),

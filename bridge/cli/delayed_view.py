@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from bridge.cli.parameters import NON_EMPTY, with_options
+from bridge.cli.parameters import NON_EMPTY, TICKET_ID, with_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import Part, ProgressDisplay, console
@@ -29,7 +29,7 @@ PLAIN_EVERY_S = 10.0
 
 
 _filters = with_options(
-    click.option("--ticket", type=NON_EMPTY, metavar="ID", help="Only messages of this ticket."),
+    click.option("--ticket", type=TICKET_ID, metavar="ID", help="Only messages of this ticket."),
     click.option("--task", type=NON_EMPTY, metavar="NAME", help="Only messages of this task."),
     click.option("--after", metavar="TIME", help="Only messages that are due at this time or later."),
     click.option("--before", metavar="TIME", help="Only messages that are due by this time."),

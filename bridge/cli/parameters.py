@@ -41,7 +41,42 @@ class NonEmptyText(StringParamType):
         return text
 
 
+class TicketId(NonEmptyText):
+    """What can be a ticket."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from bridge.producer.message_bytes import ticket_bytes
+        from bridge.routing.errors import PayloadError
+
+        text = super().convert(value, param, ctx)
+        try:
+            ticket_bytes(text)
+        except PayloadError as exc:
+            self.fail(f"{exc}.", param, ctx)
+        return text
+
+
+class MessageId(StringParamType):
+    """What can be a message id. ``whole``: the number behind its time may not be left out."""
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from bridge.inspect.choice import checked_id
+        from bridge.routing.errors import InputError
+
+        try:
+            return checked_id(str(value), whole=self._whole)
+        except InputError as exc:
+            self.fail(f"{exc}.", param, ctx)
+
+
 NON_EMPTY = NonEmptyText()
+TICKET_ID = TicketId()
+MESSAGE_ID = MessageId()
+#: Where a reading of a stream begins.
+PLACE = MessageId(whole=False)
 
 
 def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bridge.producer.message_bytes import ticket_bytes
 from bridge.routing.errors import InputError
-from bridge.routing.ids import LAST_SEQUENCE, id_key
+from bridge.routing.ids import can_be_id
 from bridge.routing.partitions import partition_of, stream_id, suffix_of
 from bridge.routing.text import printable
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.app.lanes import AppLane
-
-#: Most digits of a part of an id. A server takes no longer ones, even when they begin with zeros.
-DIGITS = 20
 
 
 def lane_of_ticket(lanes: Sequence[AppLane], ticket_id: str) -> AppLane:
@@ -47,15 +44,10 @@ def lane_of_message(lanes: Sequence[AppLane], message_id: str) -> AppLane:
     raise InputError(f"the stream has {len(lanes)} partitions: name that of {shown} too, such as {some}")
 
 
-def checked_id(message_id: str, where: str = "") -> str:
-    """``message_id``, when it can be one. Raises `InputError`. ``where`` begins the error: what named it."""
-    text = stream_id(message_id)
-    try:
-        parts = text.split("-")
-        good = text.isascii() and all(part.isdigit() and len(part) <= DIGITS for part in parts)
-        good = good and max(id_key(text)) <= LAST_SEQUENCE
-    except ValueError:
-        good = False
-    if not good:
-        raise InputError(f"{where}{printable(message_id)} is no message id, such as 1717171717171-0")
+def checked_id(message_id: str, *, whole: bool = True) -> str:
+    """``message_id``, when it can be one. Raises `InputError`. ``whole``: the number behind its time may not be left
+    out.
+    """
+    if not can_be_id(stream_id(message_id), whole=whole):
+        raise InputError(f"{message_id!r:.80} is no message id, such as 1717171717171-0")
     return message_id

@@ -7,7 +7,6 @@ consumer group, so entries stay until it is done with them. Where a subscription
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from bridge.link.key_types import types_of
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
 from bridge.routing.groups import group_in
-from bridge.routing.ids import id_before, id_key
+from bridge.routing.ids import can_be_id, id_before, id_key
 from bridge.routing.leadership import read_token
 from bridge.routing.partitions import stream_id, suffix_of
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group, unsubscribe
-from bridge.routing.text import printable
+from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -29,21 +28,20 @@ if TYPE_CHECKING:
 
     from bridge.settings.lane import LaneSettings
 
-_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
 #: How often a deletion is tried while consumers of the lane change.
 TRIES = 5
 
 
 def check_position(text: str) -> str:
     """``start``, ``now`` or an id of a message, as ``--from`` takes it. Raises `ConfigurationError`."""
-    if suffix_of(text) and _ID.fullmatch(stream_id(text)):
+    if suffix_of(text) and can_be_id(stream_id(text), whole=False):
         raise ConfigurationError(
             f"--from {printable(text)}: this message is the start in its own partition only; give its time "
             f"{stream_id(text)}, which is one in all partitions"
         )
-    if text not in ("start", "now") and not _ID.fullmatch(text):
+    if text not in ("start", "now") and not can_be_id(text, whole=False):
         raise ConfigurationError(
-            f"--from {printable(text)}: it must be start, now, or the id of a message such as 1700000000000-0"
+            f"--from {one_line(text)}: it must be start, now, or the id of a message such as 1700000000000-0"
         )
     return text
 

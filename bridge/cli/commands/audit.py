@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import Number
+from bridge.cli.parameters import PLACE, TICKET_ID, Number
 from bridge.stack.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:
@@ -30,7 +29,9 @@ RETRY_S = 1.0
 
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with new rows until Ctrl-C, then print the result.")
-@click.option("--ticket", metavar="ID", help="Show this ticket's life, row by row; only its violations count.")
+@click.option(
+    "--ticket", type=TICKET_ID, metavar="ID", help="Show this ticket's life, row by row; only its violations count."
+)
 @click.option(
     "--clock-skew",
     default=100.0,
@@ -42,6 +43,7 @@ RETRY_S = 1.0
 @click.option(
     "--from",
     "since",
+    type=PLACE,
     metavar="MESSAGE_ID",
     help="Audit from this entry on. Every later entry must be in the history. 0: the whole stream.  [default: the "
     "oldest message that the history names]",
@@ -73,18 +75,13 @@ def audit(
     from bridge.audit.partitions import Audits
     from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
-    from bridge.producer.message_bytes import ticket_bytes
     from bridge.routing.partitions import stream_id, suffix_of
 
     if explain:
         print_explanation(as_json=as_json)
         return
     target: Target = ctx.obj
-    if ticket is not None:
-        ticket_bytes(ticket)
     if since is not None:
-        if not re.fullmatch(r"\d{1,20}(-\d{1,20})?", stream_id(since)):
-            raise click.BadParameter(f"{since!r} is no message id; they look like 1700000000000-0", param_hint="--from")
         if suffix_of(since):
             # Its time is the start in the other partitions.
             target.lane_of_message(since)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import Number
+from bridge.cli.parameters import NON_EMPTY, TICKET_ID, Number
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console
@@ -51,7 +51,7 @@ def list_(target: Target, as_json: bool) -> None:
 
 
 @consumer.command()
-@click.argument("name")
+@click.argument("name", type=NON_EMPTY)
 @click.option(
     "--timeout", "timeout_s", metavar="S", type=Number(0), help="Longest wait in seconds.  [default: no limit]"
 )
@@ -84,7 +84,7 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
 
 
 @consumer.command()
-@click.argument("name")
+@click.argument("name", type=NON_EMPTY)
 @click.pass_obj
 def resume(target: Target, name: str) -> None:
     """Sends messages to the consumer NAME again, after `drain`."""
@@ -98,10 +98,12 @@ def resume(target: Target, name: str) -> None:
 
 
 @consumer.command()
-@click.argument("name")
-@click.argument("other", required=False)
-@click.option("--to", "to", metavar="OTHER", help="The same as OTHER.  [default: any consumers with room]")
-@click.option("--ticket", "tickets", metavar="ID", multiple=True, help="Move only this ticket. May be repeated.")
+@click.argument("name", type=NON_EMPTY)
+@click.argument("other", required=False, type=NON_EMPTY)
+@click.option("--to", type=NON_EMPTY, metavar="OTHER", help="The same as OTHER.  [default: any consumers with room]")
+@click.option(
+    "--ticket", "tickets", type=TICKET_ID, metavar="ID", multiple=True, help="Move only this ticket. May be repeated."
+)
 @click.pass_obj
 def transfer(target: Target, name: str, other: str | None, to: str | None, tickets: tuple[str, ...]) -> None:
     """Moves the tickets of the consumer NAME to the consumer OTHER, each between two of its messages.

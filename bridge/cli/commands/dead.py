@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import CHANGING, LIMIT, NON_EMPTY, with_options
+from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_options
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -76,7 +76,7 @@ def _of_older_versions(redis: Redis, target: Target) -> Counter[str]:
 
 
 @dead.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(target: Target, message_id: str, as_json: bool) -> None:
@@ -102,7 +102,7 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
 
 #: Adds the options that `replay` and `drop` share.
 _selection = with_options(
-    click.argument("ids", metavar="[ID]...", nargs=-1),
+    click.argument("ids", type=MESSAGE_ID, metavar="[ID]...", nargs=-1),
     click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
     click.option("--ticket", metavar="ID", help="Letters of this ticket."),
     click.option("--task", metavar="NAME", help="Letters of this task."),

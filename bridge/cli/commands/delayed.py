@@ -10,7 +10,7 @@ import click
 from bridge.cli.delayed_changes import ChangeRequest, changing
 from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table, when
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT, Number
+from bridge.cli.parameters import LIMIT, MESSAGE_ID, Number
 from bridge.cli.terminal import echo_json
 from bridge.routing.errors import ConfigurationError, PayloadError
 from bridge.routing.numbers import count
@@ -57,7 +57,7 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
 
 
 @delayed.command()
-@click.argument("message_id")
+@click.argument("message_id", type=MESSAGE_ID)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(target: Target, message_id: str, as_json: bool) -> None:

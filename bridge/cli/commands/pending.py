@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import NON_EMPTY, Number
+from bridge.cli.parameters import NON_EMPTY, PLACE, TICKET_ID, Number
 from bridge.cli.terminal import echo_json
 from bridge.inspect.pending import PendingState
 from bridge.routing.numbers import count, duration
@@ -28,9 +28,9 @@ IDLE_MS = 2**53
 @click.command()
 @click.option("--idle", "idle_s", metavar="S", type=Number(0, IDLE_MS / 1000), help="Only messages idle for S seconds.")
 @click.option("--consumer", metavar="NAME", type=NON_EMPTY, help="Only messages pending under this name.")
-@click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
+@click.option("--ticket", type=TICKET_ID, metavar="ID", help="Only messages of this ticket.")
 @click.option("--state", type=click.Choice(list(STATES)), help="Only messages in this state.")
-@click.option("--after", metavar="ID", help="Begin behind this message: the next page.")
+@click.option("--after", type=PLACE, metavar="ID", help="Begin behind this message: the next page.")
 @click.option("--limit", type=click.IntRange(1, 10_000), help="Print N at most.  [default: 100]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
@@ -48,7 +48,7 @@ def pending(
     without one how many there are under each name.
     """
     from bridge.app.finding import reach_lanes
-    from bridge.inspect.choice import checked_id, lanes_with_ticket
+    from bridge.inspect.choice import lanes_with_ticket
     from bridge.inspect.pending import Wanted
     from bridge.inspect.pending_names import summarise
     from bridge.inspect.pending_pages import read_pending
@@ -58,7 +58,6 @@ def pending(
         lanes = lanes_with_ticket(lanes, ticket)
     if after is not None:
         target.lane_of_message(after)
-        checked_id(after, "--after: ")
     redis = reach_lanes(target.app, target.app_lanes)
     if (idle_s, consumer, ticket, state, after, limit) == (None,) * 6:
         found = summarise(redis, lanes)

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from rich.table import Table
 
 from bridge.cli.main import Target
-from bridge.cli.parameters import LIMIT, NON_EMPTY
+from bridge.cli.parameters import LIMIT, NON_EMPTY, TICKET_ID
 from bridge.cli.terminal import echo_json
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.errors import PayloadError
@@ -37,7 +37,7 @@ def ticket() -> None:
 
 
 @ticket.command()
-@click.argument("ticket_id")
+@click.argument("ticket_id", type=TICKET_ID)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
@@ -47,10 +47,8 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     """
     from bridge.app.finding import load_tasks, reach_lane
     from bridge.inspect.versions import find_ticket
-    from bridge.producer.message_bytes import ticket_bytes
 
     target: Target = ctx.obj
-    ticket_bytes(ticket_id)
     app, app_lane = target.app, target.lane_of_ticket(ticket_id)
     load_tasks(app)
     redis = reach_lane(app, app_lane.settings)
@@ -104,7 +102,7 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
 
 
 @ticket.command()
-@click.argument("ticket_id")
+@click.argument("ticket_id", type=TICKET_ID)
 @click.option(
     "--reason",
     default="parked by an operator",
@@ -133,7 +131,7 @@ def park(target: Target, ticket_id: str, reason: str) -> None:
 
 
 @ticket.command()
-@click.argument("ticket_id")
+@click.argument("ticket_id", type=TICKET_ID)
 @click.pass_obj
 def release(target: Target, ticket_id: str) -> None:
     """Releases TICKET_ID, which was parked."""
@@ -147,9 +145,7 @@ def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
     """The leader's answer to an order for a ticket."""
     from bridge.app.finding import reach_lane
     from bridge.operate.orders import give
-    from bridge.producer.message_bytes import ticket_bytes
 
-    ticket_bytes(order.ticket)
     lane = target.lane_of_ticket(order.ticket).settings
     return give(reach_lane(target.app, lane, to_change=True), lane.keys, order)
 

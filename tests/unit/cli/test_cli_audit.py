@@ -171,7 +171,7 @@ def _renamed(lane: TrueLane) -> Any:
     [
         (["--from", "yesterday"], "no message id", 2),
         (["--clock-skew", "-1"], "--clock-skew", 2),
-        (["--ticket", ""], "ticket", 1),
+        (["--ticket", ""], "it is empty", 2),
     ],
 )
 def test_impossible_options_are_refused(

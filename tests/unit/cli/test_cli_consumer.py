@@ -270,7 +270,7 @@ def test_a_transfer_to_itself_is_wrong_usage(shell: CommandLine, lane: Lane) -> 
 def test_an_invalid_ticket_id_is_not_transferred(shell: CommandLine, lane: Lane) -> None:
     lane.join("w1@host")
     result = shell("consumer", "transfer", "w1", "--ticket", "x" * 513)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "1 to 512 bytes" in result.stderr
 
 

@@ -140,7 +140,6 @@ def test_what_is_not_delayed_is_one_line(shell: CommandLine, lane: Lane) -> None
     for command in ("show", "cancel", "now"):
         for name, why in (
             ("1-1", "there is no message 1-1: it was never pushed, or it is done and has left the stream"),
-            ("x", "x is no message id"),
             ("1-1@p3", "1-1@p3 names a partition that the stream does not have"),
             (id_, f"message {id_} is not delayed: it was due at once, or has begun, or is done"),
             (late, f"message {late} is not delayed any more: it was due, and waits or runs"),

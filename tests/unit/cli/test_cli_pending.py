@@ -214,8 +214,8 @@ def test_nothing_there(shell: CommandLine, lane: Lane, arguments: tuple[str, ...
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--after", "what"), "--after: what is no message id"),
-        (("--after", "1-2-3"), "--after: 1-2-3 is no message id"),
+        (("--after", "what"), "'--after': 'what' is no message id"),
+        (("--after", "1-2-3"), "'--after': '1-2-3' is no message id"),
         (("--after", "99999999999999999999999-0"), "is no message id"),
         (("--limit", "0"), "0 is not in the range"),
         (("--limit", "x"), "'x' is not a valid integer"),
@@ -230,7 +230,7 @@ def test_nothing_there(shell: CommandLine, lane: Lane, arguments: tuple[str, ...
 def test_bad_input_is_one_line(shell: CommandLine, lane: Lane, arguments: tuple[str, ...], says: str) -> None:
     lane.make_group()
     result = shell("pending", *arguments)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert says in result.stderr.splitlines()[-1]
 
 
