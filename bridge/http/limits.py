@@ -10,6 +10,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
+from starlette.requests import ClientDisconnect
 
 from bridge.http.problems import Problem, problem_of, unavailable
 
@@ -46,6 +47,9 @@ class Limited:
             _check_headers(scope)
             self._check_length(scope)
             await self._application(scope, request.receive, request.send)
+        except ClientDisconnect:
+            # In the middle of its body, or it was told that its body takes too long: nobody reads an answer.
+            logger.debug("a client went away: %s %s", scope["method"], scope["path"])
         except (Exception, asyncio.CancelledError) as exc:
             # What is left when the server stops is cancelled.
             stopped = isinstance(exc, asyncio.CancelledError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import socket
 import time
@@ -177,3 +178,20 @@ def test_a_long_poll_too_many_is_told_so_and_the_others_are_answered_at_the_stop
         for dialled in waiting:
             assert all_of(dialled).startswith(b"HTTP/1.1 200 ")
     app.bridge.client.close()
+
+
+@pytest.mark.parametrize("ending", ["goes away", "ends its side", "is too slow"])
+def test_a_client_that_does_not_finish_its_body_is_no_error_of_the_server(
+    port: Port, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    caplog.set_level(logging.DEBUG, "bridge.http")
+    with port.dial() as dialled:
+        dialled.sendall(request("Content-Length: 100\r\n", b"{"))
+        if ending == "ends its side":
+            dialled.shutdown(socket.SHUT_WR)
+        if ending != "goes away":
+            all_of(dialled)
+    wait_until(
+        lambda: any(record.name == "bridge.http.limits" for record in caplog.records), description="a line of the log"
+    )
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info] == []
