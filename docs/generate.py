@@ -275,7 +275,7 @@ def _operation(document: dict[str, Any], name: str, operation: dict[str, Any]) -
                 yield f"Body, `{media_type}`: a list of these.\n"
                 continue
             seen.append(fields)
-            many = ", or a list of such objects" if "oneOf" in content["schema"] or "anyOf" in content["schema"] else ""
+            many = _many_words(content["schema"])
             yield f"Body, `{media_type}`{many}:\n"
             yield table(["member", "type", "meaning"], fields)
     rows = []
@@ -308,6 +308,15 @@ def _members(document: dict[str, Any], schema: dict[str, Any]) -> list[list[str]
     ]
 
 
+def _many_words(schema: dict[str, Any]) -> str:
+    """What follows the name of a body that may be a list, too."""
+    for one in schema.get("oneOf") or schema.get("anyOf") or ():
+        if one.get("type") == "array":
+            span = f"{one['minItems']:,} to {one['maxItems']:,} " if "maxItems" in one else ""
+            return f", or a list of {span}such objects"
+    return ""
+
+
 def _sentence(text: str | None, of: dict[str, Any]) -> str:
     return " ".join(part for part in (prose(text), "Needed." if of.get("required") else "") if part)
 
@@ -326,6 +335,8 @@ def _schema_words(schema: dict[str, Any]) -> str:
         return f"list of {_schema_words(schema.get('items', {}))}"
     least, most = schema.get("minimum"), schema.get("maximum")
     span = "" if least is None or most is None else f", {least:,} to {most:,}"
+    if schema.get("type") == "string" and "maxLength" in schema:
+        span = f" of at most {schema['maxLength']:,} characters"
     return f"{schema.get('type', 'any JSON')}{span}"
 
 

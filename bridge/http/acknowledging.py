@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.http.problems import Problem
-from bridge.protocol.outcomes import ERROR_CHARS, Kind
+from bridge.protocol.outcome_limits import ERROR_CHARS
+from bridge.protocol.outcomes import Kind
 from bridge.routing.http_consumers import Answer, acknowledge
 from bridge.routing.return_codes import ReturnCode
 

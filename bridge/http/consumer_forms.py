@@ -6,15 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from bridge.protocol.outcome_limits import ERROR_CHARS, MOST_DELAY_S, MOST_ERROR_CHARS
 from bridge.protocol.outcomes import LARGEST
 
-#: Most messages that a consumer may take at once, that one answer has, and that one call acknowledges.
+#: Most messages that a consumer may take at once, and that one answer has.
 MOST_SLOTS = 1000
-MOST_ITEMS = 1000
 #: Longest wait of a long poll, in seconds.
 MOST_WAIT_S = 60
-#: Longest delay, in seconds: a hundred years.
-MOST_DELAY_S = 100 * 365 * 86_400
 
 
 def _plain(text: str) -> str:
@@ -142,7 +140,11 @@ class Acknowledgement(Delivery):
         description="failed: an attempt is used up. refused: it comes again, and no attempt is used up. dead: it never "
         "comes again."
     )
-    error: str | None = Field(default=None, max_length=100_000, description="Why, unless it is done.")
+    error: str | None = Field(
+        default=None,
+        max_length=MOST_ERROR_CHARS,
+        description=f"Why, unless it is done. The first {ERROR_CHARS:,} characters are kept.",
+    )
     delay: float | None = Field(
         default=None,
         ge=0,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from bridge.http.access import Verb
 from bridge.http.acknowledging import Acknowledging, problem_of, result_of
 from bridge.http.bodies import JsonRoute
 from bridge.http.cloud_events import BATCHED, wants_events
 from bridge.http.consumer_forms import (
-    MOST_ITEMS,
     MOST_SLOTS,
     MOST_WAIT_S,
     Acknowledged,
@@ -34,6 +33,7 @@ from bridge.http.receiving import Receiving
 from bridge.http.registering import Registry
 from bridge.http.site import Consuming, require
 from bridge.http.wakes import Wakes
+from bridge.protocol.outcome_limits import MOST_ITEMS
 from bridge.protocol.outcomes import LARGEST
 
 if TYPE_CHECKING:
@@ -64,6 +64,13 @@ def _consumers(request: Request) -> Consumers:
     return found
 
 
+#: The form is chosen before it is checked: else an error would be said of both. A tag with a bracket is no part of the
+#: place that an error names.
+OneOrMany = Annotated[
+    Annotated[Acknowledgement, Tag("[one]")]
+    | Annotated[list[Acknowledgement], Field(min_length=1, max_length=MOST_ITEMS), Tag("[many]")],
+    Discriminator(lambda body: "[many]" if isinstance(body, list) else "[one]"),
+]
 ConsumersOf = Annotated[Consumers, Depends(_consumers)]
 
 
@@ -139,9 +146,7 @@ async def receive(
 async def acknowledge(
     consumers: ConsumersOf,
     caller: Consuming,
-    asked: Annotated[
-        Acknowledgement | Annotated[list[Acknowledgement], Field(min_length=1, max_length=MOST_ITEMS)], Body()
-    ],
+    asked: Annotated[OneOrMany, Body()],
 ) -> Any:
     """Records outcomes, each under its fence. A call may be repeated. In the answer to a list, each message has a
     status of its own.

@@ -22,12 +22,11 @@ from typing import Any
 
 import orjson
 
+from bridge.protocol.outcome_limits import ERROR_CHARS
 from bridge.routing.partitions import stream_id
 
 #: Characters of a traceback that are kept: its end, where the cause is.
 TRACEBACK_CHARS = 16_384
-ERROR_CHARS = 2_048
-
 
 #: The form of an id, and the exclusive bounds of numbers. Larger numbers could not be stored.
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

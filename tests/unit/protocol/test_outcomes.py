@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.protocol.outcomes import ERROR_CHARS, TRACEBACK_CHARS, Kind, Outcome, decode, read
+from bridge.protocol.outcome_limits import ERROR_CHARS
+from bridge.protocol.outcomes import TRACEBACK_CHARS, Kind, Outcome, decode, read
 
 #: Any text an exception may have, lone surrogates included.
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=40) | st.sampled_from(["\ud800", "a\udfffb", "\0", '"],['])
