@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -12,9 +13,18 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from bridge.link.outage import Outage, OutageLog
+
+logger = logging.getLogger(__name__)
 
 #: Longest time in seconds for an answer, beyond the wait of a long poll.
 ANSWER_S = 10.0
+#: Longest time in seconds for a connection. A host that is lost answers nothing.
+CONNECT_S = 5.0
+#: Longest time in seconds for a master to say that it lives, where there are several.
+ALIVE_S = 3.0
 #: Seconds before the next try, while no master answers.
 RETRY_S = 0.2
 
@@ -28,10 +38,36 @@ class HttpProblem(Exception):
         self.detail = detail
 
 
+class _Caller:
+    """What one thread has: its connection, and the outage that it meets."""
+
+    def __init__(self, outage: Outage) -> None:
+        self.outage = outage
+        self.connection: HTTPConnection | None = None
+        #: The master of the connection, and how many moves there were when it was chosen.
+        self.at = 0
+        self.moves = 0
+        #: Whether it waits for the answer of a long poll.
+        self.polls = False
+        #: Whether another thread, or a signal handler, ended its long poll.
+        self.cancelled = False
+        #: Calls in a row that failed.
+        self.failures = 0
+
+    def cut(self) -> None:
+        """Ends the call that it waits for. For other threads and signal handlers: takes no lock."""
+        connection = self.connection
+        sock = connection.sock if connection is not None else None
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
 class Calls:
     """Calls of one of several masters, which all answer alike. Each thread has a connection of its own.
 
-    A call is repeated until a master answers: each of the calls may be.
+    A call is repeated until a master answers: each of the calls may be. All threads call one master. When it does not
+    answer one of them, all go on to the next one, and their long polls, which would wait out their time there, end.
     """
 
     def __init__(self, urls: Sequence[str], token: str | None, context: ssl.SSLContext | None = None) -> None:
@@ -43,9 +79,13 @@ class Calls:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._context = context
+        self._outages = OutageLog(logger, "calls are repeated", "the HTTP port of the masters")
         self._of_thread = threading.local()
+        #: Of what follows.
+        self._lock = threading.Lock()
+        self._callers: WeakSet[_Caller] = WeakSet()
+        #: The master of all threads, and how often it changed.
         self._at = 0
-        #: How often all threads were moved to one master.
         self._moves = 0
 
     def call(
@@ -55,40 +95,92 @@ class Calls:
         body: Any = None,
         *,
         goes_on: Callable[[], bool],
-        wait_s: float = 0.0,
+        wait_s: float | None = None,
         answer_s: float = ANSWER_S,
     ) -> Any:
-        """The answer (JSON). Tries again while no master answers, as long as ``goes_on()``.
+        """The answer (JSON). Tries again while no master answers, as long as ``goes_on()``. ``body``: bytes are JSON.
+        ``wait_s``: of a long poll.
 
         Raises `HttpProblem`, and OSError or HTTPException when it gave up.
         """
-        text = None if body is None else json.dumps(body).encode()
+        text = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        mine = self._mine()
         while True:
             try:
-                status, answer = self._once(method, path, text, wait_s + answer_s)
-            except (OSError, HTTPException):
-                self._at += 1
+                status, answer = self._once(mine, method, path, text, wait_s, answer_s)
+            except (OSError, HTTPException) as exc:
+                if wait_s is not None and mine.cancelled:
+                    # It says nothing of the master.
+                    raise
+                self._failed(mine, exc)
                 if not goes_on():
                     raise
                 time.sleep(RETRY_S)
                 continue
             if status < 400:
+                self._answered(mine)
                 return answer
             detail = str(answer.get("detail", "")) if isinstance(answer, dict) else ""
+            problem = HttpProblem(status, detail)
             if status != 503:
-                raise HttpProblem(status, detail)
-            self._at += 1
+                self._answered(mine)
+                raise problem
+            self._failed(mine, problem)
             self.close()
             if not goes_on():
-                raise HttpProblem(status, detail)
+                raise problem
             time.sleep(RETRY_S)
 
-    def _once(self, method: str, path: str, text: bytes | None, timeout_s: float) -> tuple[int, Any]:
-        connection = self._connection()
+    def call_each(self, method: str, path: str, body: Any, *, within_s: float) -> Any:
+        """As `call`, of each master once, until one answers. Gives up after ``within_s`` seconds, about."""
+        # A connection that was kept may be one that `canceller` cut.
+        self.close()
+        tries = iter(self._addresses[1:])
+        share_s = within_s / len(self._addresses)
+        return self.call(method, path, body, goes_on=lambda: next(tries, None) is not None, answer_s=share_s)
+
+    def find(self, goes_on: Callable[[], bool]) -> None:
+        """Goes on to a master that lives, where there are several: before a call that may wait for long.
+
+        Raises OSError or HTTPException when it gave up.
+        """
+        if len(self._addresses) > 1:
+            # A refusal is an answer, too.
+            with suppress(HttpProblem):
+                self.call("GET", "/api/health", goes_on=goes_on, answer_s=ALIVE_S)
+
+    # -- one call ------------------------------------------------------------------------------------------------------
+
+    def _once(
+        self, mine: _Caller, method: str, path: str, text: bytes | None, wait_s: float | None, answer_s: float
+    ) -> tuple[int, Any]:
+        connection = self._connection(mine)
+        kept = connection.sock is not None
         try:
-            connection.timeout = timeout_s
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout_s)
+            return self._exchange(mine, connection, method, path, text, wait_s, answer_s)
+        except ConnectionError:
+            # A master closes a connection that was idle for long. That is no reason to leave the master.
+            if not kept or mine.cancelled or mine.moves != self._moves:
+                raise
+        return self._exchange(mine, self._connection(mine), method, path, text, wait_s, answer_s)
+
+    def _exchange(
+        self,
+        mine: _Caller,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        text: bytes | None,
+        wait_s: float | None,
+        answer_s: float,
+    ) -> tuple[int, Any]:
+        try:
+            if connection.sock is None:
+                connection.timeout = min(CONNECT_S, answer_s)
+                connection.connect()
+            connection.sock.settimeout((wait_s or 0.0) + answer_s)
+            if wait_s is not None:
+                self._begin_poll(mine)
             connection.request(method, path, text, self._headers)
             response = connection.getresponse()
             read = response.read()
@@ -99,46 +191,89 @@ class Calls:
         except BaseException:
             self.close()
             raise
+        finally:
+            mine.polls = False
+
+    def _begin_poll(self, mine: _Caller) -> None:
+        """From here on the socket is there, so `_Caller.cut` ends the call. What came before is noticed here."""
+        with self._lock:
+            mine.polls = True
+            if mine.cancelled or mine.moves != self._moves:
+                raise ConnectionAbortedError("the call is not wanted any more")
+
+    # -- which master --------------------------------------------------------------------------------------------------
+
+    def _failed(self, mine: _Caller, exc: Exception) -> None:
+        """A call got no answer: all threads go on to the next master, unless they did since the call was sent. Else a
+        call that took longer to fail would lead them back to the master that failed first.
+        """
+        with self._lock:
+            if mine.moves != self._moves:
+                return
+            if len(self._addresses) > 1:
+                self._move((mine.at + 1) % len(self._addresses))
+        mine.failures += 1
+        if mine.failures >= len(self._addresses):
+            mine.outage.met(exc)
+
+    def _answered(self, mine: _Caller) -> None:
+        mine.failures = 0
+        mine.outage.over()
 
     def stay(self) -> None:
         """Makes the next call of each thread go to the master that answered this thread's last one."""
-        self._at = self._of_thread.at
-        self._moves += 1
-        self._of_thread.moves = self._moves
+        mine = self._mine()
+        with self._lock:
+            self._move(mine.at)
+            mine.moves = self._moves
 
-    def _connection(self) -> HTTPConnection:
-        if getattr(self._of_thread, "moves", self._moves) != self._moves:
-            self.close()
-        found: HTTPConnection | None = getattr(self._of_thread, "connection", None)
+    def _move(self, at: int) -> None:
+        """Moves all threads to a master. Under the lock."""
+        self._at = at
+        self._moves += 1
+        for caller in self._callers:
+            if caller.polls:
+                caller.cut()
+
+    def _mine(self) -> _Caller:
+        found: _Caller | None = getattr(self._of_thread, "mine", None)
         if found is None:
-            self._of_thread.at, self._of_thread.moves = self._at, self._moves
-            address = self._addresses[self._at % len(self._addresses)]
+            found = self._of_thread.mine = _Caller(self._outages.party())
+            with self._lock:
+                self._callers.add(found)
+        return found
+
+    def _connection(self, mine: _Caller) -> HTTPConnection:
+        if mine.moves != self._moves:
+            self.close()
+        found = mine.connection
+        if found is None:
+            with self._lock:
+                mine.at, mine.moves = self._at, self._moves
+            address = self._addresses[mine.at]
             host = str(address.hostname)
             if address.scheme == "https":
                 found = HTTPSConnection(host, address.port, context=self._context)
             else:
                 found = HTTPConnection(host, address.port)
-            self._of_thread.connection = found
+            mine.connection = found
         return found
 
     def close(self) -> None:
         """Closes the connection of this thread."""
-        found: HTTPConnection | None = getattr(self._of_thread, "connection", None)
-        if found is not None:
-            found.close()
-            self._of_thread.connection = None
+        mine = self._mine()
+        if mine.connection is not None:
+            mine.connection.close()
+            mine.connection = None
 
     def canceller(self) -> Callable[[], None]:
-        """A function for other threads that ends the call that this thread waits for, now or later."""
-        self._connection()
-        # The values of this thread. The connection may be another one when the function is called.
-        mine = self._of_thread.__dict__
+        """A function for other threads that ends the long poll that this thread waits for, now or later."""
+        mine = self._mine()
+        mine.cancelled = False
 
         def cancel() -> None:
-            connection: HTTPConnection | None = mine.get("connection")
-            sock = connection.sock if connection is not None else None
-            if sock is not None:
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            # In this order: `_begin_poll` sees it, or the socket is there already.
+            mine.cancelled = True
+            mine.cut()
 
         return cancel

@@ -18,6 +18,7 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,7 @@ from urllib.parse import quote, urlencode
 from bridge.consumer.deadline import MARGIN, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
 from bridge.consumer.http_messages import Message, Work, outcome_of
+from bridge.routing.numbers import count
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +35,15 @@ logger = logging.getLogger(__name__)
 RENEWALS = 3
 #: Exit status of a process that lost its lease while a handler ran: EX_TEMPFAIL.
 LOST_STATUS = 75
-#: Seconds before the next try to register.
-REGISTER_AGAIN_S = 0.5
+#: Seconds between two looks whether it is registered, and looks between two questions whether the master lives.
+LOOK_S = 0.05
+ALIVE_LOOKS = 60
 #: Most acknowledgements in one call.
 MOST_ITEMS = 500
 #: Answers that say that the incarnation is over.
 OVER = (404, 410)
+#: Longest time in seconds to leave, by whichever master.
+LEAVE_S = 10.0
 
 
 class HttpConsumer:
@@ -111,11 +116,12 @@ class HttpConsumer:
     def run(self) -> None:
         """Registers, and handles messages until `stop`. Raises `HttpProblem` when the masters refuse it."""
         threads = [threading.Thread(target=self._handle, daemon=True) for _ in range(self._concurrency)]
-        threads += [threading.Thread(target=call, daemon=True) for call in (self._acknowledge, self._beat, self._watch)]
+        roles = (self._acknowledge, self._beat, self._watch)
+        threads += [threading.Thread(target=role, daemon=True) for role in roles]
         try:
-            self._register()
             for thread in threads:
                 thread.start()
+            self._register()
             while not self._stopping.is_set():
                 self._receive()
             self._finish()
@@ -131,13 +137,19 @@ class HttpConsumer:
 
     def _register(self) -> None:
         while not self._stopping.is_set():
-            sent = now_ns()
             try:
+                # One that is frozen would keep the registration for as long as one may wait for an older lease.
+                self._calls.find(self._goes_on)
+                sent = now_ns()
                 found = self._calls.call(
                     "POST", "/api/consumers/register", self._registration, goes_on=self._goes_on, wait_s=60
                 )
             except (OSError, HTTPException):
                 return
+            except HttpProblem:
+                if self._stopping.is_set():
+                    return
+                raise
             self._lease_ms = found["lease_ms"]
             deadline_ns = self._deadline_after(sent)
             if now_ns() >= deadline_ns:
@@ -183,15 +195,20 @@ class HttpConsumer:
         return deadline_ns
 
     def _beat(self) -> None:
-        """The thread that renews the lease."""
+        """The thread that renews the lease. During a registration, which may wait for an older lease, it asks whether
+        the master still lives: when it does not, the registration goes on to another one.
+        """
+        looks = 0
         while not self._over.is_set():
-            period_s = self._lease_ms / 1000 / RENEWALS
             if not self._incarnation:
-                self._over.wait(0.05)
-            elif self._renew(self._incarnation):
-                self._over.wait(period_s)
-            else:
-                self._over.wait(0.1)
+                looks += 1
+                if looks % ALIVE_LOOKS == 0:
+                    with suppress(OSError, HTTPException):
+                        self._calls.find(lambda: False)
+                self._over.wait(LOOK_S)
+                continue
+            looks = 0
+            self._over.wait(self._lease_ms / 1000 / RENEWALS if self._renew(self._incarnation) else 0.1)
 
     def _watch(self) -> None:
         """The thread that notices the end of the lease."""
@@ -199,7 +216,7 @@ class HttpConsumer:
             with self._lock:
                 incarnation, left_s = self._incarnation, (self._deadline_ns - now_ns()) / 1e9
             if not incarnation:
-                self._over.wait(0.05)
+                self._over.wait(LOOK_S)
             elif left_s > 0:
                 self._over.wait(left_s)
             else:
@@ -219,13 +236,22 @@ class HttpConsumer:
             os._exit(LOST_STATUS)
 
     def _leave(self) -> None:
-        incarnation, self._incarnation, self._deadline_ns = self._incarnation, "", 0
+        with self._lock:
+            # Under the lock: after this nothing begins to run.
+            incarnation, self._incarnation, self._deadline_ns = self._incarnation, "", 0
+            running = self._running
         if not incarnation:
+            return
+        if running:
+            # After Ctrl-C, or an error. Its tickets would go to others while it still handles their messages.
+            logger.warning("%s still handled: the lease will end by itself", count(running, "message"))
             return
         path = f"/api/consumers/{quote(self._name)}/leave"
         try:
-            self._calls.call("POST", path, {"incarnation": incarnation}, goes_on=lambda: False)
+            self._calls.call_each("POST", path, {"incarnation": incarnation}, within_s=LEAVE_S)
         except (OSError, HTTPException, HttpProblem) as exc:
+            if isinstance(exc, HttpProblem) and exc.status in OVER:
+                return
             logger.warning("cannot leave, the lease will end by itself: %s", exc)
 
     # -- messages ------------------------------------------------------------------------------------------------------

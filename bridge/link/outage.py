@@ -1,4 +1,4 @@
-"""Logs an outage of Redis with two lines: one when it begins, one when it ends."""
+"""Logs an outage, of Redis or another server, with two lines: one when it begins, one when it ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class OutageLog:
     """The two lines, for all parties of a process together: the first one that misses the server logs the beginning,
     and the last one that has it back logs the end.
 
-    ``doing``: what they do meanwhile, as it completes "Redis is away, …".
+    ``doing``: what they do meanwhile, as it completes "Redis is away, …". ``server``: its name in the lines.
     """
 
-    def __init__(self, logger: logging.Logger, doing: str) -> None:
+    def __init__(self, logger: logging.Logger, doing: str, server: str = "Redis") -> None:
         self._logger = logger
         self._doing = doing
+        self._server = server
         self._lock = threading.Lock()
         self._away: set[Outage] = set()
         self._since = 0.0
@@ -46,7 +47,7 @@ class OutageLog:
             if first:
                 self._since = since
                 # Under the lock, as the other line: they are in the log in their order.
-                self._logger.warning("Redis is away, %s: %s", self._doing, reason)
+                self._logger.warning("%s is away, %s: %s", self._server, self._doing, reason)
 
     def ends(self, party: Outage) -> None:
         """``party``, which may have logged nothing, has the server back, or does not need it any more."""
@@ -58,7 +59,7 @@ class OutageLog:
             if self._away:
                 return
             took_s = self._ended - self._since
-            self._logger.warning("Redis is back after %s", duration(took_s * 1000))
+            self._logger.warning("%s is back after %s", self._server, duration(took_s * 1000))
 
 
 class Outage:

@@ -63,8 +63,8 @@ HTTP_MUTATIONS = [
         "tests/unit/consumer/test_http_consumer.py"
         "::test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer",
         "bridge/consumer/http_consumer.py",
-        "for call in (self._acknowledge, self._beat, self._watch)]",
-        "for call in (self._acknowledge, self._beat)]",
+        ", self._beat, self._watch)",
+        ", self._beat)",
     ),
     _port(
         "a caller that asks again at once goes before those that wait",

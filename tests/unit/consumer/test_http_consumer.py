@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,92 +10,7 @@ import pytest
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
 from bridge.consumer.http_consumer import LOST_STATUS
 from bridge.routing.message_options import EXPIRED
-
-#: The time by the stub's clock, Unix ms: in 1970.
-NOW_MS = 5_000_000
-LEASE_MS = 60_000
-
-
-class Stub:
-    """A master that has some messages, and keeps what is acknowledged."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.outcomes: dict[str, dict[str, Any]] = {}
-        self.lease_ms = LEASE_MS
-        self.wants = "go on"
-        #: Of the answers to heartbeats.
-        self.status = 200
-        self.registered = threading.Event()
-        #: Set: a heartbeat is answered. Until then its answer comes byte by byte.
-        self.answers = threading.Event()
-        self.answers.set()
-
-    def add(self, ticket: str, **options: int) -> None:
-        number = len(self.messages) + 1
-        message = {"ticket_id": ticket, "message_id": f"{number}-0", "fence": number, "attempt": 1, "task": "t"}
-        more = {"options": options} if options else {}
-        self.messages.append({**message, "payload": {}, "deadline_ms": NOW_MS + LEASE_MS, **more})
-
-    def answer(self, path: str, body: Any) -> Any:
-        if path.endswith("/register"):
-            self.registered.set()
-            return {"incarnation": "i", "lease_ms": self.lease_ms}
-        if path.endswith("/heartbeat"):
-            return {"wants": self.wants, "lease_ms": self.lease_ms}
-        if "/next" in path:
-            given = [message for message in self.messages if message["message_id"] not in self.outcomes]
-            return {"messages": given, "lease_ms": LEASE_MS}
-        if path.endswith("/acknowledge"):
-            self.outcomes |= {item["message_id"]: item for item in body}
-            return {"results": [{"message_id": item["message_id"], "status": 200} for item in body]}
-        return {"status": "left"}
-
-
-@pytest.fixture
-def stub() -> Stub:
-    return Stub()
-
-
-@pytest.fixture
-def url(stub: Stub) -> Iterator[str]:
-    with serving(stub) as found:
-        yield found
-
-
-@contextmanager
-def serving(stub: Stub) -> Iterator[str]:
-    """The URL of a server that answers as ``stub`` does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
-            text = self.rfile.read(size)
-            answer = json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
-            self.send_response(stub.status if self.path.endswith("/heartbeat") else 200)
-            self.flush_headers()
-            self.wfile.write(b"Wait: ")
-            while self.path.endswith("/heartbeat") and not stub.answers.wait(0.01):
-                self.wfile.write(b".")
-            self.wfile.write(b"\r\n")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+from tests.unit.consumer.http_stub import NOW_MS, Stub, serving
 
 
 def handled(url: str, stub: Stub, handler: Any) -> dict[str, dict[str, Any]]:
@@ -205,3 +116,28 @@ def test_one_that_is_told_to_leave_registers_again_with_the_master_that_said_so(
         finally:
             consumer.stop()
             running.join()
+
+
+def test_one_that_is_interrupted_while_a_handler_runs_does_not_leave(
+    url: str, stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Others would get the ticket while this process still handles its message.
+    handles, goes_on = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        handles.set()
+        goes_on.wait(30)
+
+    def interrupted() -> None:
+        assert handles.wait(30)
+        raise KeyboardInterrupt
+
+    stub.add("T")
+    consumer = HttpConsumer(url, "h", handle, concurrency=2)
+    receive = consumer._receive
+    monkeypatch.setattr(consumer, "_receive", lambda: interrupted() if consumer._held else receive())
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run()
+    goes_on.set()
+    assert not stub.left.is_set()
+    assert "1 message still handled: the lease will end by itself" in caplog.text

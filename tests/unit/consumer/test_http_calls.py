@@ -1,0 +1,175 @@
+"""Consumers over HTTP that know several masters, of which one is frozen, or gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+import pytest
+
+from bridge.consumer import HttpConsumer, Message
+from bridge.consumer.http_calls import Calls, HttpProblem
+from tests.unit.consumer.http_stub import Stub, serving
+
+#: Much less than the time of a long poll or of a registration at a master that is frozen.
+SOON_S = 15
+
+
+@pytest.fixture
+def frozen() -> Iterator[str]:
+    """A master whose process is frozen: its kernel takes connections, and nothing answers."""
+    with frozen_master() as (found, _):
+        yield found
+
+
+@contextmanager
+def frozen_master() -> Iterator[tuple[str, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", server
+
+
+@pytest.fixture
+def closed() -> str:
+    """A master that is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def running(consumer: HttpConsumer) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=consumer.run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        consumer.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_master_that_is_frozen_does_not_keep_a_registration(frozen: str, url: str, stub: Stub) -> None:
+    with running(HttpConsumer([frozen, url], "h", lambda _message: None)):
+        assert stub.registered.wait(SOON_S)
+
+
+def test_a_master_that_freezes_does_not_keep_a_registration_that_waits(url: str, stub: Stub) -> None:
+    other = Stub()
+    stub.enlists.clear()
+    with serving(other) as second, running(HttpConsumer([url, second], "h", lambda _message: None)):
+        assert stub.registered.wait(SOON_S)
+        stub.thawed.clear()
+        assert other.registered.wait(SOON_S)
+
+
+def test_a_master_that_freezes_does_not_keep_a_receive(url: str, stub: Stub) -> None:
+    other, handled = Stub(), threading.Event()
+    stub.lease_ms = other.lease_ms = 3_000
+    other.add("T")
+    with serving(other) as second, running(HttpConsumer([url, second], "h", lambda _message: handled.set())):
+        assert stub.polls.wait(SOON_S)
+        stub.thawed.clear()
+        assert handled.wait(SOON_S)
+        # The lease was renewed in time by the other master.
+        assert not other.registered.is_set()
+
+
+def test_a_call_that_fails_late_does_not_lead_back_to_the_master_that_failed(url: str) -> None:
+    def late() -> None:
+        with pytest.raises((OSError, HTTPException)):
+            calls.call("GET", "/api/health", goes_on=lambda: False, answer_s=1)
+
+    with frozen_master() as (frozen, server):
+        calls = Calls([frozen, url], None)
+        slow = threading.Thread(target=late)
+        slow.start()
+        # Until it is sent, it may go to the other master.
+        with server.accept()[0]:
+            calls.call("GET", "/api/health", goes_on=lambda: True, answer_s=0.2)
+            slow.join()
+        # A new connection is one to the master to which the faster call led.
+        calls.close()
+        calls.call("GET", "/api/health", goes_on=lambda: False, answer_s=0.2)
+
+
+def test_a_connection_that_was_idle_for_too_long_is_no_reason_to_leave_the_master(closed: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        calls = Calls([f"http://127.0.0.1:{server.getsockname()[1]}", closed], None)
+        for _ in range(2):
+            assert calls.call("GET", "/", goes_on=lambda: False) == {}
+        thread.join()
+    assert calls._addresses[calls._at].port != urlsplit(closed).port
+
+
+@pytest.mark.parametrize("gone", [("closed",), ("closed", "frozen"), ("frozen",)], ids=" ".join)
+@pytest.mark.parametrize("waits", [True, False], ids=["in a long poll", "with a message"])
+def test_one_that_is_stopped_leaves_while_other_masters_are_away(
+    url: str, stub: Stub, request: pytest.FixtureRequest, gone: tuple[str, ...], waits: bool
+) -> None:
+    others = [request.getfixturevalue(name) for name in gone]
+    handles = threading.Event()
+
+    def handle(_message: Message) -> None:
+        handles.set()
+        consumer.stop()
+
+    if not waits:
+        stub.add("T")
+    consumer = HttpConsumer([url, *others], "h", handle)
+    with running(consumer):
+        assert (stub.polls if waits else handles).wait(SOON_S)
+        consumer.stop()
+        assert stub.left.wait(SOON_S)
+
+
+def test_one_whose_master_froze_leaves_by_another_one(url: str, stub: Stub) -> None:
+    other = Stub()
+    with serving(other) as second:
+        consumer = HttpConsumer([url, second], "h", lambda _message: None)
+        with running(consumer):
+            assert stub.polls.wait(SOON_S)
+            stub.thawed.clear()
+            consumer.stop()
+            assert other.left.wait(SOON_S)
+
+
+def test_a_master_that_is_away_is_in_the_log_once_and_so_is_its_return(
+    caplog: pytest.LogCaptureFixture, url: str, stub: Stub
+) -> None:
+    caplog.set_level(logging.INFO, "bridge.consumer")
+    stub.most_bytes = 10
+    tries = iter(range(4))
+
+    def goes_on() -> bool:
+        if next(tries, None) is None:
+            stub.most_bytes = 1 << 60
+        return True
+
+    body = json.dumps([{"message_id": "1-0"}]).encode()
+    assert Calls([url], None).call("POST", "/api/messages/acknowledge", body, goes_on=goes_on)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2, lines
+    assert "the HTTP port of the masters is away, calls are repeated: " in lines[0]
+    assert "the HTTP port of the masters is back after " in lines[1]
+
+
+def test_a_refusal_is_no_outage(caplog: pytest.LogCaptureFixture, url: str, stub: Stub) -> None:
+    stub.status = 410
+    with pytest.raises(HttpProblem):
+        Calls([url], None).call("POST", "/api/consumers/h/heartbeat", {}, goes_on=lambda: False)
+    assert caplog.records == []
