@@ -26,7 +26,8 @@ from urllib.parse import quote, urlencode
 
 from bridge.consumer.deadline import MARGIN, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
-from bridge.consumer.http_messages import Message, Work, outcome_of
+from bridge.consumer.http_messages import Message, Work, failed, outcome_of
+from bridge.consumer.http_outcomes import OVER, Life, Outcomes
 from bridge.routing.numbers import count
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,6 @@ LOST_STATUS = 75
 #: Seconds between two looks whether it is registered, and looks between two questions whether the master lives.
 LOOK_S = 0.05
 ALIVE_LOOKS = 60
-#: Most acknowledgements in one call.
-MOST_ITEMS = 500
-#: Answers that say that the incarnation is over.
-OVER = (404, 410)
 #: Longest time in seconds to leave, by whichever master.
 LEAVE_S = 10.0
 
@@ -92,7 +89,7 @@ class HttpConsumer:
         #: How many handlers run now.
         self._running = 0
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._outcomes = Outcomes(self._calls, Life(self._holds, self._lose, self._release))
         self._cancel: Callable[[], None] = lambda: None
 
     # -- for the caller ------------------------------------------------------------------------------------------------
@@ -116,7 +113,7 @@ class HttpConsumer:
     def run(self) -> None:
         """Registers, and handles messages until `stop`. Raises `HttpProblem` when the masters refuse it."""
         threads = [threading.Thread(target=self._handle, daemon=True) for _ in range(self._concurrency)]
-        roles = (self._acknowledge, self._beat, self._watch)
+        roles = (self._outcomes.run, self._beat, self._watch)
         threads += [threading.Thread(target=role, daemon=True) for role in roles]
         try:
             for thread in threads:
@@ -130,7 +127,7 @@ class HttpConsumer:
             self._leave()
             for _ in range(self._concurrency):
                 self._work.put(None)
-            self._finished.put(None)
+            self._outcomes.end()
             self._calls.close()
 
     # -- the lease -----------------------------------------------------------------------------------------------------
@@ -319,48 +316,29 @@ class HttpConsumer:
                 self._running += 1
             try:
                 outcome = outcome_of(self._handler, work, self._holder(incarnation))
+            except BaseException as exc:
+                # Whatever it is, the thread goes on: else its fence would be held for ever.
+                logger.error("message %s failed beside its handler: %r", work.item["message_id"], type(exc))
+                outcome = failed(exc)
             finally:
                 with self._lock:
                     self._running -= 1
             said = {"consumer": self._name, "incarnation": incarnation}
             said |= {"message_id": work.item["message_id"], "fence": work.item["fence"]}
-            self._finished.put((incarnation, {**said, **outcome}))
+            self._outcomes.put(incarnation, {**said, **outcome})
 
     def _holder(self, incarnation: str) -> Callable[[], bool]:
-        return lambda: self._incarnation == incarnation and self.holds
+        return lambda: self._holds(incarnation)
 
-    def _acknowledge(self) -> None:
-        """The thread that acknowledges: many messages in one call, when there are many."""
-        while (first := self._finished.get()) is not None:
-            some = [first]
-            while len(some) < MOST_ITEMS and not self._finished.empty():
-                more = self._finished.get()
-                if more is None:
-                    self._finished.put(None)
-                    break
-                some.append(more)
-            incarnation = some[-1][0]
-            items = [item for of, item in some if of == incarnation]
-            try:
-                if incarnation == self._incarnation:
-                    self._send(incarnation, items)
-            except (OSError, HTTPException, HttpProblem) as exc:
-                logger.warning("%d messages cannot be acknowledged, and come again: %s", len(items), exc)
-                if isinstance(exc, HttpProblem) and exc.status in OVER:
-                    # Else they came again under the same fence.
-                    self._lose(incarnation)
-            with self._changed:
-                self._held.difference_update(item["fence"] for item in items)
-                self._changed.notify_all()
+    def _holds(self, incarnation: str) -> bool:
+        return incarnation == self._incarnation and self.holds
 
-    def _send(self, incarnation: str, items: list[dict[str, Any]]) -> None:
-        def goes_on() -> bool:
-            return incarnation == self._incarnation and self.holds
-
-        found = self._calls.call("POST", "/api/messages/acknowledge", items, goes_on=goes_on)
-        for result in found["results"]:
-            if result["status"] != 200:
-                logger.warning("the outcome of %s was refused: %s", result["message_id"], result.get("detail"))
+    def _release(self, incarnation: str, fences: Sequence[int]) -> None:
+        with self._changed:
+            # A later incarnation has fences of its own.
+            if incarnation == self._incarnation:
+                self._held.difference_update(fences)
+            self._changed.notify_all()
 
     def _finish(self) -> None:
         """Waits until what was received is acknowledged, or the lease is over."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bridge.consumer.deadline import now_ns
+from bridge.protocol.outcome_limits import ERROR_CHARS, MOST_DELAY_S
 from bridge.routing.message_options import EXPIRED
 
 logger = logging.getLogger(__name__)
@@ -70,18 +71,58 @@ def outcome_of(handler: Callable[[Message], object], work: Work, holds: Callable
     try:
         handler(message)
     except Refuse as exc:
-        delay = {} if exc.delay is None else {"delay": float(exc.delay)}
-        return {"outcome": "refused", "error": str(exc), **delay}
+        return _refused(exc)
     except GiveUp as exc:
-        return {"outcome": "dead", "error": str(exc)}
-    except Exception as exc:
+        return {"outcome": "dead", "error": text_of(exc)}
+    except BaseException as exc:
+        # As in a Celery worker, sys.exit() in a handler ends no more than the message. The signals of the process come
+        # to its main thread, which runs no handler.
         logger.exception("message %s of ticket %s failed", message.message_id, message.ticket_id)
-        return {"outcome": "failed", "error": f"{type(exc).__name__}: {exc}"}
+        return failed(exc)
     late_s = -message.left_s()
     if late_s > 0:
         logger.error("message %s of ticket %s took %.3g s too long", message.message_id, message.ticket_id, late_s)
         return {"outcome": "failed", "error": f"it ended {late_s:.3g} s after the time that its message allows"}
     return {"outcome": "done"}
+
+
+def failed(exc: BaseException) -> dict[str, Any]:
+    """The outcome of a message whose handler raised ``exc``."""
+    text = text_of(exc)
+    return {"outcome": "failed", "error": sendable(f"{type(exc).__name__}: {text}" if text else type(exc).__name__)}
+
+
+def text_of(exc: BaseException) -> str:
+    """The text of any exception, as it can be sent. Its class is the app's, and may raise."""
+    try:
+        return sendable(str(exc))
+    except BaseException as second:
+        return f"{type(exc).__name__}, whose text cannot be shown: its __str__ raised {type(second).__name__}"
+
+
+def sendable(error: str) -> str:
+    """An error that the port takes: no longer than what it keeps, and without what UTF-8 cannot say."""
+    return error[:ERROR_CHARS].encode(errors="replace").decode()
+
+
+def _refused(exc: Refuse) -> dict[str, Any]:
+    """A delay that cannot be is an error of the handler. The port would refuse the outcome, and the message would come
+    again at once, for ever.
+    """
+    reason, delay = text_of(exc), exc.delay
+    if delay is None:
+        return {"outcome": "refused", "error": reason}
+    try:
+        seconds = float(delay)
+    except BaseException:
+        wrong = f"a {type(delay).__name__}, and no number"
+    else:
+        if 0 <= seconds <= MOST_DELAY_S:
+            return {"outcome": "refused", "error": reason, "delay": seconds}
+        wrong = f"{seconds:g}"
+    said = f"the delay of Refuse is {wrong}: it must be 0 to {MOST_DELAY_S:,} seconds; the reason was: {reason}"
+    logger.error("%s", said)
+    return {"outcome": "failed", "error": sendable(said)}
 
 
 def _message(item: dict[str, Any], until_ns: float, holds: Callable[[], bool]) -> Message:

@@ -107,7 +107,8 @@ def serving(stub: Stub) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_POST = do_GET
+        def do_POST(self) -> None:
+            self.do_GET()
 
         def finish(self) -> None:
             with suppress(OSError, ValueError):
