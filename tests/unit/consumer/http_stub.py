@@ -60,11 +60,16 @@ class Stub:
         if path.endswith("/heartbeat"):
             return {"wants": self.wants, "lease_ms": self.lease_ms}
         if "/next" in path:
-            wait_s = float(parse_qs(urlsplit(path).query)["wait"][0])
+            query = parse_qs(urlsplit(path).query)
+            wait_s, has = float(query["wait"][0]), {int(fence) for fence in query.get("has", ())}
             if wait_s and not self.messages:
                 self.polls.set()
                 self.arrived.wait(wait_s)
-            given = [message for message in self.messages if message["message_id"] not in self.outcomes]
+            given = [
+                message
+                for message in self.messages
+                if message["message_id"] not in self.outcomes and message["fence"] not in has
+            ]
             return {"messages": given, "lease_ms": LEASE_MS}
         if path.endswith("/acknowledge"):
             self.calls.append(len(body))
