@@ -55,10 +55,11 @@ class _Caller:
         self.failures = 0
 
     def cut(self) -> None:
-        """Ends the call that it waits for. For other threads and signal handlers: takes no lock."""
+        """Ends its long poll, if it waits for one. For other threads and signal handlers: takes no lock."""
+        # First the socket: when the long poll is over meanwhile, the next call must not be cut in its place.
         connection = self.connection
         sock = connection.sock if connection is not None else None
-        if sock is not None:
+        if self.polls and sock is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -133,7 +134,7 @@ class Calls:
 
     def call_each(self, method: str, path: str, body: Any, *, within_s: float) -> Any:
         """As `call`, of each master once, until one answers. Gives up after ``within_s`` seconds, about."""
-        # A connection that was kept may be one that `canceller` cut.
+        # A connection that was kept may be one that was cut.
         self.close()
         tries = iter(self._addresses[1:])
         share_s = within_s / len(self._addresses)
@@ -195,7 +196,7 @@ class Calls:
             mine.polls = False
 
     def _begin_poll(self, mine: _Caller) -> None:
-        """From here on the socket is there, so `_Caller.cut` ends the call. What came before is noticed here."""
+        """From here on `_Caller.cut` ends the call: its socket is there. What came before is noticed here."""
         with self._lock:
             mine.polls = True
             if mine.cancelled or mine.moves != self._moves:
@@ -232,8 +233,7 @@ class Calls:
         self._at = at
         self._moves += 1
         for caller in self._callers:
-            if caller.polls:
-                caller.cut()
+            caller.cut()
 
     def _mine(self) -> _Caller:
         found: _Caller | None = getattr(self._of_thread, "mine", None)
@@ -272,7 +272,7 @@ class Calls:
         mine.cancelled = False
 
         def cancel() -> None:
-            # In this order: `_begin_poll` sees it, or the socket is there already.
+            # In this order: `_begin_poll` sees it, or the long poll has begun and its socket is there.
             mine.cancelled = True
             mine.cut()
 

@@ -31,6 +31,9 @@ class Stub:
         #: Not set: a registration waits, as for an older lease.
         self.enlists = threading.Event()
         self.enlists.set()
+        #: Not set: the good-bye waits for its answer.
+        self.leaves = threading.Event()
+        self.leaves.set()
         #: Set: a heartbeat is answered. Until then its answer comes byte by byte.
         self.answers = threading.Event()
         self.answers.set()
@@ -77,6 +80,7 @@ class Stub:
             return {"results": [{"message_id": item["message_id"], "status": 200} for item in body]}
         if path.endswith("/leave"):
             self.left.set()
+            self.leaves.wait()
         return {"status": "left"}
 
 
@@ -130,6 +134,7 @@ def serving(stub: Stub) -> Iterator[str]:
         finally:
             stub.thawed.set()
             stub.enlists.set()
+            stub.leaves.set()
             stub.arrived.set()
             server.shutdown()
             thread.join()

@@ -137,6 +137,19 @@ def test_one_that_is_stopped_leaves_while_other_masters_are_away(
         assert stub.left.wait(SOON_S)
 
 
+def test_a_second_stop_does_not_end_the_good_bye(caplog: pytest.LogCaptureFixture, url: str, stub: Stub) -> None:
+    # A second SIGTERM, or the end of a `with` block.
+    stub.leaves.clear()
+    consumer = HttpConsumer(url, "h", lambda _message: None)
+    with running(consumer):
+        assert stub.polls.wait(SOON_S)
+        consumer.stop()
+        assert stub.left.wait(SOON_S)
+        consumer.stop()
+        stub.leaves.set()
+    assert "cannot leave" not in caplog.text
+
+
 def test_one_whose_master_froze_leaves_by_another_one(url: str, stub: Stub) -> None:
     other = Stub()
     with serving(other) as second:
