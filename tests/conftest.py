@@ -20,7 +20,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -183,6 +183,14 @@ def _unshare_tasks() -> None:
     stay = (builtins.__name__, shared_task.__module__)
     for callback in [each for each in _state._on_app_finalizers if each.__module__ not in stay]:
         _state._on_app_finalizers.discard(callback)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes captured text such that it can be sent to the process that reports: a test may have logged anything."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.hookimpl(trylast=True)
