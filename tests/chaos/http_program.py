@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
 from bridge.consumer.http_calls import HttpProblem
+from bridge.consumer.http_outcomes import OVER, Item
 from tests.chaos.draw import EITHER
 from tests.chaos.ledger import LedgerWriter
 from tests.chaos.recording import EFFECTS, id_of, place_of
@@ -110,12 +111,24 @@ class Liar(Consumer):
         self._told = Counter[str]()
         #: It lets its lease end.
         self._is_silent = False
+        # In place of the honest ones.
+        self._outcomes._send = self._send  # type: ignore[method-assign]
 
     def _renew(self, incarnation: str) -> int:
         return 0 if self._is_silent else super()._renew(incarnation)
 
-    def _send(self, incarnation: str, items: list[dict[str, Any]]) -> None:
-        item = items[0]
+    def _send(self, batch: Sequence[Item]) -> None:
+        for one in batch:
+            try:
+                self._say(one.incarnation, one.said)
+            except HttpProblem as problem:
+                if problem.status in OVER:
+                    self._lose(one.incarnation)
+            except (OSError, HTTPException):
+                # It comes again.
+                pass
+
+    def _say(self, incarnation: str, item: dict[str, Any]) -> None:
         self._lie("wrong fence", {**item, "fence": item["fence"] + 1})
         self._lie("foreign id", {**item, "message_id": "1-1"})
         self._lie("other incarnation", {**item, "incarnation": "0" * 32})
@@ -127,7 +140,7 @@ class Liar(Consumer):
         def goes_on() -> bool:
             return incarnation == self._incarnation and self.holds
 
-        found = self._calls.call("POST", ACKNOWLEDGE, items, goes_on=goes_on)
+        found = self._calls.call("POST", ACKNOWLEDGE, [item], goes_on=goes_on)
         if found["results"][0]["status"] == 200:
             # What it has said before: the same again, or something else.
             self._lie("twice", item)
