@@ -22,8 +22,8 @@ from bridge.routing.numbers import count
 logger = logging.getLogger(__name__)
 
 #: Most outcomes of one call, and most bytes. One outcome alone may have more.
-MOST_ITEMS = 500
-MOST_BYTES = 1024 * 1024
+BATCH_ITEMS = 500
+BATCH_BYTES = 1024 * 1024
 #: A body of up to so many bytes is read before it is refused, so its answer comes for certain.
 SURE_BYTES = 64 * 1024
 #: Tries of a larger body: what ends its connection may be its size.
@@ -74,7 +74,7 @@ class Outcomes:
     def run(self) -> None:
         while (first := self._queue.get()) is not None:
             some = [first]
-            while len(some) < MOST_ITEMS and not self._queue.empty():
+            while len(some) < BATCH_ITEMS and not self._queue.empty():
                 more = self._queue.get()
                 if more is None:
                     self._queue.put(None)
@@ -151,11 +151,11 @@ def _item(incarnation: str, said: dict[str, Any]) -> Item:
 
 
 def batches(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Parts of one call each, in the order of the items: of one incarnation, and of at most `MOST_BYTES`."""
+    """Parts of one call each, in the order of the items: of one incarnation, and of at most `BATCH_BYTES`."""
     batch: list[Item] = []
     size = 2
     for item in items:
-        if batch and (item.incarnation != batch[0].incarnation or size + len(item.text) > MOST_BYTES):
+        if batch and (item.incarnation != batch[0].incarnation or size + len(item.text) > BATCH_BYTES):
             yield batch
             batch, size = [], 2
         batch.append(item)

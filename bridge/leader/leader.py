@@ -298,12 +298,9 @@ class Leader:
             self._most_outcomes = self._steps.slice_of_entries
             self._outcomes.ask(*self._steps.question("BLOCK", block_ms, count=self._most_outcomes))
         lag = self._lag
-        wants_entries = self._intake.open and lag.open and not lane.behind and not lane.has_enough_work
         read_pause = self._read_at - time.monotonic()
-        if wants_entries and read_pause > 0:
-            wants_entries = False
-        else:
-            read_pause = 0.0
+        may_read = self._intake.open and lag.open and read_pause <= 0
+        wants_entries = may_read and not lane.behind and not lane.has_enough_work
         if wants_entries and not self._more and not self._entries.asked:
             # This read only wakes the loop. A script reads the entries, because a script can check the term first. The
             # script reads from where the group stands, so any newer entry is a reason to wake up.

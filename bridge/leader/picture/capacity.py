@@ -100,7 +100,7 @@ class Room:
         return self.seen == Consumer.changes
 
     @property
-    def exists(self) -> bool:
+    def has_any(self) -> bool:
         """Whether any open consumer has room."""
         return any(group.members for group in self._groups.values())
 

@@ -81,7 +81,7 @@ class Planner:
 
     def has_room(self) -> bool:
         """Whether any consumer has room."""
-        return self._assignment.room.exists
+        return self._assignment.room.has_any
 
     def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
         """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""

@@ -17,9 +17,9 @@ from bridge.leader.picture.lane import Lane
 
 #: How many messages in a row could not start before the lane counts as stuck.
 STREAK = 32
-#: The interval, in seconds: while no consumer has room, and while tickets wait for something else.
-GATHER_S = 0.05
-SHORT_S = 0.01
+#: The interval, in seconds, while no consumer has room, and while some have: then a free ticket may come at any time.
+WITHOUT_ROOM_S = 0.05
+WITH_ROOM_S = 0.01
 
 
 class ReadPause:
@@ -42,4 +42,4 @@ class ReadPause:
         self._in_a_row += count
         if self._in_a_row < STREAK:
             return 0.0
-        return SHORT_S if has_room else GATHER_S
+        return WITH_ROOM_S if has_room else WITHOUT_ROOM_S

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bridge.consumer import HttpConsumer, Message, http_outcomes
 from bridge.consumer.http_calls import HttpProblem
-from bridge.consumer.http_outcomes import MOST_BYTES, MOST_ITEMS, SURE_BYTES, Item, Life, Outcomes, batches
+from bridge.consumer.http_outcomes import BATCH_BYTES, BATCH_ITEMS, SURE_BYTES, Item, Life, Outcomes, batches
 from bridge.protocol import outcome_limits
 from bridge.settings.app import Settings
 from bridge.testing.waiting import wait_until
@@ -95,10 +95,10 @@ def test_a_call_is_of_one_incarnation_and_of_limited_bytes_unless_it_is_of_one_o
     assert [item for batch in found for item in batch] == items
     for batch in found:
         assert len({item.incarnation for item in batch}) == 1
-        assert len(batch) == 1 or len(b",".join(item.text for item in batch)) + 2 <= MOST_BYTES
+        assert len(batch) == 1 or len(b",".join(item.text for item in batch)) + 2 <= BATCH_BYTES
     # No call that could have been one with the call before.
     for one, two in pairwise(found):
-        fits = len(b",".join(item.text for item in [*one, two[0]])) + 2 <= MOST_BYTES
+        fits = len(b",".join(item.text for item in [*one, two[0]])) + 2 <= BATCH_BYTES
         assert not fits or one[0].incarnation != two[0].incarnation
 
 
@@ -108,7 +108,7 @@ def test_many_large_outcomes_go_in_calls_that_the_port_takes() -> None:
     assert len(masters.taken) == 300
     # Much less than what the port takes by default.
     assert max(masters.sizes) <= Settings.model_fields["http_max_body"].default / 2
-    assert MOST_ITEMS <= outcome_limits.MOST_ITEMS
+    assert BATCH_ITEMS <= outcome_limits.MOST_ITEMS
 
 
 @pytest.mark.parametrize("most_bytes", [SURE_BYTES, 300_000])

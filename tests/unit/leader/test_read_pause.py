@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.leader.picture.read_pause import GATHER_S, SHORT_S, STREAK, ReadPause
+from bridge.leader.picture.read_pause import STREAK, WITH_ROOM_S, WITHOUT_ROOM_S, ReadPause
 
 
 class Stand:
@@ -24,7 +24,7 @@ class Stand:
 
 @pytest.mark.parametrize(
     ("stand", "pause_s"),
-    [(Stand(), SHORT_S), (Stand(room=False), GATHER_S), (Stand(in_flight=3, room=False), GATHER_S)],
+    [(Stand(), WITH_ROOM_S), (Stand(room=False), WITHOUT_ROOM_S), (Stand(in_flight=3, room=False), WITHOUT_ROOM_S)],
     ids=["all tickets are parked", "no consumer", "all consumers are full"],
 )
 def test_a_lane_that_can_start_nothing_pauses_behind_some_messages(stand: Stand, pause_s: float) -> None:
@@ -33,7 +33,7 @@ def test_a_lane_that_can_start_nothing_pauses_behind_some_messages(stand: Stand,
 
 
 def test_many_messages_of_one_read_count_one_by_one() -> None:
-    assert Stand().read(1, count=STREAK) == [SHORT_S]
+    assert Stand().read(1, count=STREAK) == [WITH_ROOM_S]
 
 
 def test_a_lane_that_works_does_not_pause_however_many_of_its_messages_wait() -> None:
