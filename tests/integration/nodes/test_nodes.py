@@ -187,6 +187,11 @@ class TestProcessNodes:
         with pytest.raises(AssertionError, match=r"bad ended with 3 before it was ready:\n.*alas"):
             nodes.process("bad", [sys.executable, "-c", "print('alas'); raise SystemExit(3)"], ready_text="ready")
 
+    def test_a_program_without_a_ready_text_may_end_before_anybody_looks(self, nodes: NodeYard) -> None:
+        node = nodes.process("quick", [sys.executable, "-c", ""], wait=False)
+        assert node.wait() == 0
+        node.wait_ready()
+
     def test_kill_strikes_the_main_process_only(self, nodes: NodeYard) -> None:
         node = nodes.process("parent", sleeper(children=2), ready_text="sleeping")
         node.kill_main()
