@@ -114,6 +114,10 @@ class OrderFailed(TicketBridgeError):
     """An operator's order that was refused, or that no leader answered."""
 
 
+class NothingToDo(OrderFailed):
+    """An order that changed nothing: all is as it asks for, or what it is about is not there."""
+
+
 class StackFailed(TicketBridgeError):
     """A process of ``bridge up`` or ``bridge demo`` ended when it should have run."""
 

@@ -92,8 +92,8 @@ def command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, **sett
 class Lane:
     """A lane that a test can bring into any state."""
 
-    def __init__(self, server: EmbeddedServer) -> None:
-        self.keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    def __init__(self, server: EmbeddedServer, stream: str = "ticket_stream") -> None:
+        self.keys = LaneKeys(stream, "concurrency_stream_group")
         self.redis = server.client(protocol=2)
         self.leadership: Leadership | None = None
         self.incarnations: dict[str, str] = {}

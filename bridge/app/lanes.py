@@ -225,6 +225,13 @@ def newest_lanes_of(app: Celery, name: str | None = None) -> tuple[AppLane, ...]
     return tuple(lane for lane in _lanes_of(subscriptions_of(app), name) if lane.version == stream)
 
 
+def lanes_of_subscription(app: Celery, name: str | None = None) -> tuple[AppLane, ...]:
+    """The lanes of the subscription ``name`` on all versions and partitions, in the order of `lanes_of`: those that may
+    have messages of one ticket are oldest first. None: of the only subscription. Raises `ConfigurationError`, one line.
+    """
+    return _lanes_of(subscriptions_of(app), name)
+
+
 def lanes_of_version(app: Celery, name: str | None, stream: str) -> tuple[AppLane, ...]:
     """The same on the version ``stream``, which the app's stream follows. While the app's stream is repartitioned, also
     on one older partition, by the name of its own stream. Raises `ConfigurationError`.

@@ -154,6 +154,8 @@ SUBSCRIPTION = Chosen(["-s", "--subscription"], _chosen, "The subscription to us
 VERSION = Chosen(
     ["--stream"], _chosen_version, "An older version of the stream (bridge_follows).  [default: the newest]"
 )
+#: For commands that are about all versions.
+ANY_VERSION = VERSION._replace(help="Only this version of the stream, or old partition.  [default: all]")
 
 
 class Target:
@@ -190,6 +192,16 @@ class Target:
         if self.version is not None:
             return lanes_of_version(self.app, self.subscription, self.version)
         return newest_lanes_of(self.app, self.subscription)
+
+    @cached_property
+    def lanes_of_all_versions(self) -> tuple[AppLane, ...]:
+        """As `app_lanes`, on all versions of the stream unless --stream names one. Those of one ticket are oldest
+        first.
+        """
+        from bridge.app.lanes import lanes_of_subscription
+
+        self.learn()
+        return self.app_lanes if self.version is not None else lanes_of_subscription(self.app, self.subscription)
 
     def learn(self) -> None:
         """Learns what decides which lanes the app has: its tasks, and how the stream is split."""

@@ -26,9 +26,9 @@ def lane_of_ticket(lanes: Sequence[AppLane], ticket_id: str) -> AppLane:
 
 def lanes_with_ticket(lanes: Sequence[AppLane], ticket_id: str) -> tuple[AppLane, ...]:
     """The lanes that may have messages of a ticket. Raises as `lane_of_ticket` does."""
-    lane = lane_of_ticket(lanes, ticket_id)
-    # While the stream is repartitioned, its older messages are in a partition of the older layout.
-    return tuple(one for one in lanes if one is lane or one.partitions != lane.partitions)
+    ticket = ticket_bytes(ticket_id)
+    # While the stream is repartitioned, a ticket's older messages are in a partition of the older layout.
+    return tuple(lane for lane in lanes if (lane.partition or 0) == partition_of(ticket, lane.partitions))
 
 
 def lane_of_message(lanes: Sequence[AppLane], message_id: str) -> AppLane:

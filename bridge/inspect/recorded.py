@@ -29,6 +29,7 @@ class Recorded:
     """One ticket. ``since_ms``: age of its record. ``cause``: why it is parked, or awaits a retry."""
 
     ticket_id: str
+    stream: str
     state: TicketState
     since_ms: int
     consumer: str
@@ -40,7 +41,7 @@ class Recorded:
 
 
 def recorded_in(redis: Redis, lanes: Sequence[AppLane], *, parked_only: bool) -> Iterator[Recorded]:
-    """As `recorded`, over the lanes of all partitions. The ids name the partition."""
+    """As `recorded`, over several lanes. The ids name the partition."""
     for lane in lanes:
         for one in recorded(redis, lane.settings, parked_only=parked_only):
             yield replace(one, message_ids=tuple(id_ + lane.id_suffix for id_ in one.message_ids))
@@ -67,6 +68,7 @@ def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator
                 continue
             yield Recorded(
                 ticket_id=name.decode(),
+                stream=lane.stream,
                 state=_state(record),
                 since_ms=max(0, now_ms - record.at_ms),
                 consumer=record.consumer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -57,17 +57,34 @@ def find_ticket(
 def with_versions(
     redis: Redis, lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]
 ) -> TicketFacts:
-    """``found``, with the reason if the ticket waits for another version. ``locate``: finds it in another lane."""
+    """``found``, with the reason if the ticket waits for another version. If it is parked in ``lane``: with the older
+    lanes in which it is not. ``locate``: finds it in another lane.
+    """
+    if found.state is TicketState.PARKED:
+        return replace(found, why="; ".join((found.why, *_not_parked(lane, locate))))
     if found.state not in _COULD_GO:
         return found
     why = _older(lane, found, locate) or _newer(redis, lane, found.ticket)
     return replace(found, why=why) if why else found
 
 
+def _not_parked(lane: AppLane, locate: Callable[[LaneSettings], TicketFacts]) -> Iterator[str]:
+    for older in lane.older:
+        there = locate(older)
+        if there.state in _UNDONE and there.state not in (None, TicketState.PARKED):
+            yield f"in {_named(lane, older)} it is {there.state.value}"
+
+
+def _named(lane: AppLane, older: LaneSettings) -> str:
+    """How sentences name one of the older lanes of ``lane``."""
+    kind = "old partition" if older.stream in lane.partition_streams else "older version"
+    return f"the {kind} {older.stream}"
+
+
 def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]) -> str:
     for older in lane.older:
         there = locate(older)
-        version = f"the older version {older.stream}"
+        version = _named(lane, older)
         if there.state in _UNDONE and there.state is not None:
             return f"it waits for {version}, where the ticket is {there.state.value}: {there.why}"
         if found.leader is None and there.leader is not None:

@@ -24,11 +24,13 @@ import orjson
 from bridge.link.connections import UNAVAILABLE
 from bridge.protocol.orders import order_text
 from bridge.protocol.outcome_entries import EntryKind, notice_fields
-from bridge.routing.errors import OrderFailed
+from bridge.routing.errors import NothingToDo, OrderFailed
 from bridge.routing.leadership import read_token
-from bridge.routing.text import one_line
+from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from redis import Redis
 
     from bridge.protocol.orders import Order
@@ -54,8 +56,8 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
     """Gives ``order`` to the leader of the lane, and returns its answer.
 
     Raises `OrderFailed`, one line, when the leader refused the order, when it did not answer within ``timeout_s`` and
-    the order was withdrawn, or when the leader took the order and never answered. Raises redis errors when it is
-    unknown whether the order was sent.
+    the order was withdrawn, or when the leader took the order and never answered; `NothingToDo` when there is
+    nothing to do. Raises redis errors when it is unknown whether the order was sent.
     """
     _find_leader(redis, keys)
     id_ = uuid.uuid4().hex
@@ -80,8 +82,29 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
     answer: dict[str, Any] = orjson.loads(found)
     if "error" in answer:
         # It may quote a ticket's id, which may contain anything.
-        raise OrderFailed(one_line(str(answer["error"]), ERROR_CHARS))
+        failed = NothingToDo if answer.get("nothing_to_do") else OrderFailed
+        raise failed(one_line(str(answer["error"]), ERROR_CHARS))
     return answer
+
+
+def give_to_all(redis: Redis, orders: Sequence[tuple[LaneKeys, Order]]) -> list[dict[str, Any]]:
+    """Gives each lane its order, one after another, and returns the answers of those that had something to do.
+
+    Raises as `give` does: `NothingToDo` when no lane has anything to do, and `OrderFailed` at the first lane that does
+    not carry its order out. Those before it have carried theirs out. The same orders may be given again.
+    """
+    answers = []
+    nothing = None
+    for keys, order in orders:
+        try:
+            answers.append(give(redis, keys, order))
+        except NothingToDo as exc:
+            nothing = exc
+        except OrderFailed as exc:
+            raise OrderFailed(str(exc) if len(orders) == 1 else f"{printable(keys.stream)}: {exc}") from None
+    if nothing is not None and not answers:
+        raise nothing
+    return answers
 
 
 def _find_leader(redis: Redis, keys: LaneKeys) -> None:

@@ -12,7 +12,9 @@ An order, and the answer to it::
                                                           -> {"ok": true, "changed": [id, …], "refused": [[id, why], …]}
     {"do": "delayed", "act": "reschedule", "ids": [id, …], "due_ms": Unix ms}                           -> as above
 
-The answer to a refused order is ``{"error": "one line"}``; nothing was changed.
+The answer to a refused order is ``{"error": "one line"}``; nothing was changed. It has ``"nothing_to_do": true`` too
+when a ticket that is to be parked is parked already, when one that is to be released is not parked, and when the lane
+does not know the consumer that the order is about. An order for several lanes passes over such a lane.
 """
 
 from __future__ import annotations

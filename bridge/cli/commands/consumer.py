@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from bridge.cli.main import Target
+from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import NON_EMPTY, TICKET_ID, Number
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
@@ -38,9 +38,10 @@ def list_(target: Target, as_json: bool) -> None:
     from bridge.inspect.partitions import consumers_of_all
     from bridge.inspect.status import read_status
 
-    settings, redis = target.app.bridge.settings, reach_lanes(target.app, target.app_lanes)
+    settings, lanes = target.app.bridge.settings, target.lanes_of_all_versions
+    redis = reach_lanes(target.app, lanes)
     found = consumers_of_all(
-        [read_status(redis, settings.model_copy(update={"lane": lane.settings})).consumers for lane in target.app_lanes]
+        [read_status(redis, settings.model_copy(update={"lane": lane.settings})).consumers for lane in lanes]
     )
     if as_json:
         echo_json({"consumers": found})
@@ -64,12 +65,12 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     has that name.
     """
     from bridge.operate.draining import wait_empty
-    from bridge.operate.orders import give
+    from bridge.operate.orders import give_to_all
     from bridge.protocol.orders import Drain
     from bridge.routing.errors import OrderFailed
 
     redis, lanes, name = _of(target, name)
-    left = sum(give(redis, keys, Drain(name))["in_flight"] for keys in lanes)
+    left = sum(answer["in_flight"] for answer in give_to_all(redis, [(keys, Drain(name)) for keys in lanes]))
     shown = printable(name)
     if no_wait or not left:
         click.echo(f"{shown} takes nothing new; " + (f"{count(left, 'message')} in flight" if left else "it is empty"))
@@ -88,12 +89,11 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
 @click.pass_obj
 def resume(target: Target, name: str) -> None:
     """Sends messages to the consumer NAME again, after `drain`."""
-    from bridge.operate.orders import give
+    from bridge.operate.orders import give_to_all
     from bridge.protocol.orders import Resume
 
     redis, lanes, name = _of(target, name)
-    for keys in lanes:
-        give(redis, keys, Resume(name))
+    give_to_all(redis, [(keys, Resume(name)) for keys in lanes])
     click.echo(f"{printable(name)} takes work again")
 
 
@@ -111,8 +111,9 @@ def transfer(target: Target, name: str, other: str | None, to: str | None, ticke
     Without OTHER, each goes to a consumer with room. Both may be workers or HTTP consumers. NAME may still get new
     tickets; `drain` prevents that.
     """
+    from bridge.inspect.choice import lanes_with_ticket
     from bridge.inspect.roster import full_name
-    from bridge.operate.orders import give
+    from bridge.operate.orders import give_to_all
     from bridge.protocol.orders import Transfer
 
     if other is not None and to not in (None, other):
@@ -120,29 +121,31 @@ def transfer(target: Target, name: str, other: str | None, to: str | None, ticke
     to = other if to is None else to
     of_lane: dict[LaneKeys, list[str]] = {}
     for ticket in tickets:
-        of_lane.setdefault(target.lane_of_ticket(ticket).settings.keys, []).append(ticket)
+        for lane in lanes_with_ticket(target.lanes_of_all_versions, ticket):
+            of_lane.setdefault(lane.settings.keys, []).append(ticket)
     redis, lanes, name = _of(target, name)
     if to is not None:
         to = full_name(redis, lanes, to)
         if to == name:
             raise click.UsageError(f"--to names {printable(name)} itself")
-    moved = running = 0
-    for keys in of_lane or lanes:
-        answer = give(redis, keys, Transfer(name, to, tuple(of_lane.get(keys, ())) or None))
-        moved, running = moved + answer["moved"], running + answer["running"]
+    answers = give_to_all(
+        redis, [(keys, Transfer(name, to, tuple(of_lane.get(keys, ())) or None)) for keys in of_lane or lanes]
+    )
+    moved, running = (sum(answer[what] for answer in answers) for what in ("moved", "running"))
     click.echo(f"moved {count(moved, 'ticket')}")
     if running:
         click.echo(f"{count(running, 'ticket')} more when their running messages are done")
 
 
 def _of(target: Target, name: str) -> tuple[Redis, list[LaneKeys], str]:
-    """(client, keys of the lanes of all partitions, full name of the consumer)."""
+    """(client, keys of the lanes of all versions and partitions in which the consumer is registered, its full name)."""
     from bridge.app.finding import reach_lanes
     from bridge.inspect.roster import full_name
 
-    lanes = [lane.settings.keys for lane in target.app_lanes]
-    redis = reach_lanes(target.app, target.app_lanes, to_change=True)
-    return redis, lanes, full_name(redis, lanes, name)
+    redis = reach_lanes(target.app, target.lanes_of_all_versions, to_change=True)
+    lanes = [lane.settings.keys for lane in target.lanes_of_all_versions]
+    name = full_name(redis, lanes, name)
+    return redis, [keys for keys in lanes if redis.hexists(keys.consumers, name)], name
 
 
 def table(found: Iterable[ConsumerStatus]) -> Table:
@@ -172,3 +175,6 @@ def _state(one: ConsumerStatus) -> Text:
     colour = {ConsumerState.OPEN: "", ConsumerState.DRAINING: "yellow", ConsumerState.LEAVING: "yellow"}
     text = one.state.value if one.registered else f"{one.state.value}, not registered"
     return Text(text, colour.get(one.state, "red"))
+
+
+ANY_VERSION.add_to(consumer)

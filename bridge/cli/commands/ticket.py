@@ -10,14 +10,14 @@ import orjson
 from redis.exceptions import ResponseError
 from rich.table import Table
 
-from bridge.cli.main import Target
+from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY, TICKET_ID
 from bridge.cli.terminal import echo_json
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.errors import PayloadError
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console
-from bridge.routing.text import one_line
+from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -73,10 +73,12 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     from bridge.app.finding import reach_lanes
     from bridge.inspect.recorded import recorded_in
 
-    found = recorded_in(reach_lanes(target.app, target.app_lanes), target.app_lanes, parked_only=parked)
+    lanes = target.lanes_of_all_versions
+    places = {lane.settings.stream: place for place, lane in enumerate(lanes)}
+    found = recorded_in(reach_lanes(target.app, lanes), lanes, parked_only=parked)
     shown = list(islice(found, limit))
     more = next(found, None) is not None
-    shown.sort(key=lambda one: one.ticket_id)
+    shown.sort(key=lambda one: (one.ticket_id, places[one.stream]))
     if as_json:
         echo_json({"tickets": shown, "more": more})
         return
@@ -84,13 +86,14 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
         click.echo("no ticket is parked" if parked else "no ticket is in flight, awaits a retry, or is parked")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("ticket", "state", "for"):
+    for name in ("ticket", "stream", "state", "for"):
         table.add_column(name, no_wrap=True)
     table.add_column("waiting", justify="right", no_wrap=True)
     table.add_column("why", overflow="fold", min_width=20)
     for one in shown:
         table.add_row(
             one_line(one.ticket_id, 512),
+            printable(one.stream),
             one.state.value,
             duration(one.since_ms),
             "?" if one.waiting is None else f"{one.waiting:,}",
@@ -120,7 +123,7 @@ def park(target: Target, ticket_id: str, reason: str) -> None:
     from bridge.protocol.orders import Park
 
     reason = one_line(reason, MAX_REASON)
-    running = _ordered(target, Park(ticket_id, reason))["in_flight"]
+    running = sum(answer["in_flight"] for answer in _ordered(target, Park(ticket_id, reason)))
     shown = one_line(ticket_id, 512)
     if running:
         click.echo(
@@ -137,17 +140,19 @@ def release(target: Target, ticket_id: str) -> None:
     """Releases TICKET_ID, which was parked."""
     from bridge.protocol.orders import Release
 
-    messages = _ordered(target, Release(ticket_id))["messages"]
+    messages = sum(answer["messages"] for answer in _ordered(target, Release(ticket_id)))
     click.echo(f"{one_line(ticket_id, 512)} goes on, with {count(messages, 'message')} that waited")
 
 
-def _ordered(target: Target, order: Park | Release) -> dict[str, Any]:
-    """The leader's answer to an order for a ticket."""
-    from bridge.app.finding import reach_lane
-    from bridge.operate.orders import give
+def _ordered(target: Target, order: Park | Release) -> list[dict[str, Any]]:
+    """The leaders' answers to an order for a ticket. It may have messages in older versions and partitions, too."""
+    from bridge.app.finding import reach_lanes
+    from bridge.inspect.choice import lanes_with_ticket
+    from bridge.operate.orders import give_to_all
 
-    lane = target.lane_of_ticket(order.ticket).settings
-    return give(reach_lane(target.app, lane, to_change=True), lane.keys, order)
+    lanes = lanes_with_ticket(target.lanes_of_all_versions, order.ticket)
+    redis = reach_lanes(target.app, lanes, to_change=True)
+    return give_to_all(redis, [(lane.settings.keys, order) for lane in lanes])
 
 
 def _kept_state(app: Celery, redis: Redis, group: str, ticket_id: str) -> tuple[dict[str, Any], str]:
@@ -210,3 +215,7 @@ def _scan(scan: Scan, where: str) -> str:
     if scan.complete:
         return f"{scan.count:,}"
     return f"at least {scan.count:,} (searched the first {scan.looked_at:,} {where})"
+
+
+for _command in (list_, park, release):
+    ANY_VERSION.add_to(_command)

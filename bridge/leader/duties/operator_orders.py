@@ -115,7 +115,7 @@ class OperatorOrders:
         lane = self._lane
         name = order.ticket
         if name in lane.parked:
-            return {"error": f"ticket {name} is parked already"}
+            return _nothing_to_do(f"ticket {name} is parked already")
         ticket = lane.tickets.get(name)
         if ticket is None:
             # The ticket has no undone message. Its next messages will wait.
@@ -135,7 +135,7 @@ class OperatorOrders:
             return {"ok": True, "messages": 0}
         ticket = lane.parked.get(name)
         if ticket is None:
-            return {"error": f"ticket {name} is not parked"}
+            return _nothing_to_do(f"ticket {name} is not parked")
         shelf = lane.parked_name(name)
         # Messages that this batch puts aside are not pending there yet.
         fresh = batch.shelved.pop(shelf, [])
@@ -154,7 +154,7 @@ class OperatorOrders:
     def _drain(self, order: Drain, batch: Batch) -> Answer:
         consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order.consumer}"}
+            return _nothing_to_do(f"there is no consumer {order.consumer}")
         started = consumer.registration.started if consumer.registration is not None else None
         batch.drains[consumer.name] = DrainOrder(self._lane.now_ms(), started).text()
         consumer.draining = True
@@ -164,7 +164,7 @@ class OperatorOrders:
     def _resume(self, order: Resume, batch: Batch) -> Answer:
         consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order.consumer}"}
+            return _nothing_to_do(f"there is no consumer {order.consumer}")
         batch.drains[consumer.name] = ""
         consumer.draining = False
         self._lane.stranded.fit()
@@ -174,7 +174,7 @@ class OperatorOrders:
         lane = self._lane
         consumer = self._consumer(order.consumer)
         if consumer is None:
-            return {"error": f"there is no consumer {order.consumer}"}
+            return _nothing_to_do(f"there is no consumer {order.consumer}")
         to = order.to or ""
         others = [c for c in lane.consumers.values() if c.open and c is not consumer and to in ("", c.name)]
         if not others:
@@ -248,3 +248,7 @@ class OperatorOrders:
         if message.options is not None and message.options.has_expired(lane.now_ms()):
             return HAS_EXPIRED
         return message
+
+
+def _nothing_to_do(why: str) -> Answer:
+    return {"error": why, "nothing_to_do": True}

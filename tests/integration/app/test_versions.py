@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ import bridge
 from bridge.link.connections import client
 from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
+from bridge.routing import records
 from bridge.testing.waiting import wait_until
 from tests.chaos.run import default_seed
 from tests.integration.versions import STREAMS, THREE, Versions, check
@@ -78,6 +80,55 @@ def test_a_message_waits_for_a_parked_ticket_until_it_is_released(chain: Version
     assert chain.log("T") == ["v1:1", "v2:0"]
     chain.check_one_at_a_time()
     chain.check_at_rest()
+
+
+def test_a_ticket_is_parked_and_released_in_all_versions(chain: Versions) -> None:
+    def is_parked(version: str) -> bool:
+        record = chain.redis.hget(chain.keys[version].tickets, "T")
+        return record is not None and records.parse(record).parked
+
+    chain.worker("w1")
+    chain.master("m1")
+    for _ in range(30):
+        chain.push("v1", "T", ms=100)
+    chain.push("v2", "T")
+    wait_until(lambda: chain.started("T"), description="v1 in flight")
+    assert "T will be parked when" in chain.operate("ticket", "park", "T")
+    assert "in the older version orders it is in flight" in chain.why("T") or is_parked("v1")
+    wait_until(lambda: is_parked("v1") and is_parked("v2"), description="T to be parked in both versions")
+    done = chain.log("T")
+    assert len(done) < 30
+    chain.push("v1", "other")
+    chain.push("v2", "other")
+    chain.wait_ended("v2", 1)
+    assert chain.log("T") == done
+    listed = json.loads(chain.operate("ticket", "list", "--parked", "--json"))["tickets"]
+    assert [(one["ticket_id"], one["stream"]) for one in listed] == [("T", "orders"), ("T", "orders:v2")]
+    assert "ticket T is parked already" in chain.operate("ticket", "park", "T", code=1)
+    chain.operate("ticket", "release", "T")
+    chain.wait_all()
+    assert chain.log("T") == [*(f"v1:{n}" for n in range(30)), "v2:0"]
+    assert "ticket T is not parked" in chain.operate("ticket", "release", "T", code=1)
+    check(chain)
+
+
+def test_a_worker_is_drained_and_resumed_in_all_versions(chain: Versions) -> None:
+    def drained() -> set[str]:
+        return {version for version in ("v1", "v2") if any(chain.redis.hvals(chain.keys[version].drains))}
+
+    chain.worker("w1")
+    chain.worker("w2")
+    chain.master("m1")
+    for version in ("v1", "v2"):
+        chain.push(version, "T")
+    chain.wait_all()
+    assert "takes nothing new" in chain.operate("consumer", "drain", "w1")
+    assert drained() == {"v1", "v2"}
+    chain.operate("consumer", "resume", "w1")
+    assert drained() == set()
+    chain.operate("consumer", "drain", "w1", "--stream", "orders")
+    assert drained() == {"v1"}
+    check(chain)
 
 
 def test_a_dead_message_of_an_older_version_holds_nothing_up(chain: Versions) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 import bridge.operate.orders
-from bridge.operate.orders import give
+from bridge.operate.orders import give, give_to_all
 from bridge.protocol.orders import Park
-from bridge.routing.errors import OrderFailed
+from bridge.routing.errors import NothingToDo, OrderFailed
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.commands import Lane
@@ -167,3 +170,37 @@ def test_an_order_is_json_under_an_id_of_its_own(lane: Lane, monkeypatch: pytest
     assert list(fields) == [b"i", b"order"]
     assert len(fields[b"i"]) == 32
     assert json.loads(fields[b"order"]) == SENT
+
+
+#: How a lane may answer an order, and what it then counts for.
+DONE = {"ok": True, "in_flight": 1}
+NOTHING = {"error": "ticket A is parked already", "nothing_to_do": True}
+REFUSED = {"error": "it cannot be"}
+
+
+def _answer(reply: dict[str, Any], _order: dict[str, Any]) -> dict[str, Any]:
+    return reply
+
+
+@pytest.mark.parametrize("replies", list(itertools.product((DONE, NOTHING, REFUSED), repeat=3)))
+def test_an_order_for_several_lanes_passes_over_those_with_nothing_to_do_and_ends_at_a_refusal(
+    server: EmbeddedServer, replies: tuple[dict[str, Any], ...]
+) -> None:
+    lanes = [Lane(server, stream) for stream in ("one", "two", "three")]
+    until = next((n for n, reply in enumerate(replies) if reply is REFUSED), 3)
+    with ExitStack() as stack:
+        leaders = []
+        for lane, reply in zip(lanes, replies, strict=True):
+            stack.callback(lane.redis.close)
+            lane.lead()
+            leaders.append(stack.enter_context(fake_leader(server, lane, partial(_answer, reply))))
+        orders = [(lane.keys, ORDER) for lane in lanes]
+        if until < 3:
+            with pytest.raises(OrderFailed, match=f"^{lanes[until].keys.stream}: it cannot be$"):
+                give_to_all(lanes[0].redis, orders)
+        elif DONE in replies:
+            assert give_to_all(lanes[0].redis, orders) == [reply for reply in replies if reply is DONE]
+        else:
+            with pytest.raises(NothingToDo, match=r"^ticket A is parked already$"):
+                give_to_all(lanes[0].redis, orders)
+        assert [len(leader.orders) for leader in leaders] == [int(n <= until) for n in range(3)]
