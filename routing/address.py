@@ -32,14 +32,17 @@ CERT_REQS = {
 }
 #: How to let the certificate be checked, for error messages.
 CHECKED = "ssl_cert_reqs=required&ssl_ca_certs=FILE"
+#: What users call the address that Celery's settings hold.
+BROKER = "the broker's URL"
+#: How to write a password, for error messages.
+ESCAPED = "write # in a password as %23, ? as %3F, @ as %40, / as %2F, : as %3A, [ as %5B and ] as %5D"
 
 
 def without_password(url: str) -> str:
-    """``url`` in a form that may be shown: without password and options, or parts of them."""
-    return ";".join(_shown(part) for part in str(url).split(";"))
+    """``url`` in a form that may be shown: without password and options, or parts of them.
 
-
-def _shown(url: str) -> str:
+    Of several addresses only the last host is shown: the ``;`` between them may as well be in a password.
+    """
     scheme, found, rest = url.partition("://")
     if not found:
         scheme, rest = "", url
@@ -55,9 +58,30 @@ def _shown(url: str) -> str:
     return f"{scheme}{found}{masked}{place}"
 
 
+def check_login(url: str, called: str = BROKER) -> None:
+    """Raises `ConfigurationError`, which shows nothing of ``url``, where a client may read a piece of the password as
+    the host. ``called``: what the user calls the URL.
+
+    A client ends the login and the host at the first ``/``, ``?`` or ``#``. Errors about a host that cannot be reached
+    show it.
+    """
+    rest = url.partition("://")[2]
+    place, _, query = rest.partition("?")
+    host, _, path = place.partition("/")
+    # Of a socket without a login, the path may have an @.
+    pieces = query + path if host else query
+    if "#" in rest or "@" in pieces:
+        raise ConfigurationError(f"{called} has a # in it, or an @ behind its host: {ESCAPED}")
+
+
 def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
-    """``url`` in the form of redis-py. Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``."""
-    url = re.sub(r"^redis\+socket://", "unix://", url).replace("virtual_host=", "db=")
+    """``url`` in the form of redis-py. Celery writes Unix sockets as ``redis+socket://``, redis-py as ``unix://``.
+
+    Every client is made of such a text, so what `check_login` refuses never reaches one.
+    """
+    check_login(url)
+    place, mark, options = url.partition("?")
+    url = f"{re.sub('^redis[+]socket://', 'unix://', place)}{mark}{options.replace('virtual_host=', 'db=')}"
     if secure and url.startswith("redis://"):
         url = f"rediss{url.removeprefix('redis')}"
     if not url.startswith("rediss://"):
@@ -73,16 +97,18 @@ def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
     return parts._replace(query=urlencode(query)).geturl()
 
 
-def parsed(url: str) -> SplitResult:
-    """``url`` in its parts. Raises `ConfigurationError` for one that cannot be read, without showing it."""
+def parsed(url: str, called: str = BROKER) -> SplitResult:
+    """``url`` in its parts. Raises `ConfigurationError` for one that cannot be read, without showing it.
+
+    ``called``: what the user calls it.
+    """
+    check_login(url, called)
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         # The port may be a piece of the password. So it is not shown, nor is the error that quotes it.
-        raise ConfigurationError(
-            "the broker's URL has no number as its port; write / @ : and # in a password as %2F %40 %3A and %23"
-        ) from None
+        raise ConfigurationError(f"{called} has no number as its port: {ESCAPED}") from None
     return parts
 
 
@@ -106,6 +132,7 @@ def sentinels_of(address: str) -> tuple[list[tuple[str, int]], dict[str, Any], d
 
     Raises `ConfigurationError`, which shows nothing of the address, for one that is not of that form.
     """
+    check_login(address)
     rest = address.removeprefix("sentinel://")
     place, _, query = rest.partition("?")
     login, _, place = place.rpartition("@")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
+from kombu.transport import TRANSPORT_ALIASES
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bridge.routing.connection import check_options
@@ -209,9 +210,11 @@ def _check_url(app: Celery, url: str) -> str:
     for one in (broker, url or broker):
         scheme = one.partition("://")[0]
         if scheme not in (*SCHEMES, "sentinel"):
+            # Before the :// of other texts may be a password.
+            found = "a text without ://" if scheme == one else "another form"
             raise ConfigurationError(
                 "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket://, unix:// or "
-                f"sentinel://, not {scheme + '://' if scheme != one else 'a text without ://'}"
+                f"sentinel://, not {scheme + '://' if scheme in TRANSPORT_ALIASES else found}"
             )
     if not url or url == app.conf.broker_url:
         return broker

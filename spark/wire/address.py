@@ -10,11 +10,10 @@ import re
 import socket
 from collections.abc import Sequence
 from typing import Protocol, cast
-from urllib.parse import urlsplit
 
 import redis
 
-from bridge.routing.address import database_of, without_password
+from bridge.routing.address import check_login, database_of, parsed, without_password
 from bridge.routing.connection import client
 from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable, ServerUnfit
 from bridge.routing.server import unfit
@@ -54,15 +53,15 @@ def without_secrets(url: str) -> str:
         # The hosts follow the last @. A password may hold others.
         return f"sentinel://{without_password(url).partition('://')[2].rpartition('@')[2]}"
     try:
-        parts = urlsplit(url)
-        if parts.scheme not in SCHEMES or "@" in parts.path + parts.query + parts.fragment:
-            # The parts could be pieces of the password.
+        # Of other URLs, the parts could be pieces of the password.
+        parts = parsed(url)
+        if parts.scheme not in SCHEMES:
             return "a malformed URL"
         if parts.scheme == "unix":
             return f"unix://{parts.path}"
         host = parts.hostname or "localhost"
         return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 6379}{parts.path}"
-    except ValueError:
+    except ConfigurationError:
         return "a malformed URL"
 
 
@@ -77,6 +76,7 @@ def check_url(url: str, *, called: str) -> str:
     if scheme not in SCHEMES or not separator:
         raise ConfigurationError(f"{called} must start with redis://, rediss://, unix:// or sentinel://")
     url = f"{scheme}://{rest}"
+    check_login(url, called)
     if scheme != "sentinel":
         url = _checked_parts(url, called)
     try:
@@ -94,19 +94,9 @@ def check_url(url: str, *, called: str) -> str:
 
 def _checked_parts(url: str, called: str) -> str:
     """``url`` with the certificate checked. Raises ``ConfigurationError``, which never quotes it."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        raise ConfigurationError(f"{called} is not a Redis URL ({_FORM})") from None
+    parts = parsed(url, called)
     if parts.scheme == "unix":
         return url
-    # After a bare '/', '?' or '#' in a password, the rest of the password would be read as the host. Errors about an
-    # unreachable host would show it.
-    if "@" in parts.path + parts.query + parts.fragment:
-        raise ConfigurationError(
-            f"{called} has an @ after its host; write special characters of a password percent-encoded (/ as %2F)"
-        )
     if not database_of(parts).isdecimal():
         raise ConfigurationError(f"{called} names a database that is not a number ({_FORM})")
     if parts.scheme == "rediss" and "ssl_cert_reqs=" not in parts.query:

@@ -144,7 +144,8 @@ SECRET = "sesame"
         (f"redis://{SECRET}", f"redis://{SECRET}"),  # a host, as far as anybody can tell
         (f"redis://:{SECRET}", "redis://:***"),
         (f"redis://u:{SECRET}/x", "redis://u:***"),
-        (f"sentinel://:{SECRET}@h1:1;sentinel://:{SECRET}@h2/0", "sentinel://:***@h1:1;sentinel://:***@h2/0"),
+        (f"sentinel://:{SECRET}@h1:1;sentinel://:{SECRET}@h2/0", "sentinel://:***@h2/0"),
+        (f"redis://:a;{SECRET}@h/0", "redis://:***@h/0"),
         (f"u:{SECRET}@h", "u:***@h"),
         ("unix:///run/r.sock", "unix:///run/r.sock"),
         (f"unix://u:{SECRET}@/run/r.sock?db=1", "unix://u:***@/run/r.sock"),
