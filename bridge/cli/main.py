@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -263,7 +262,7 @@ class Target:
         """``text``, in which each command of ours that names no app can be run as it is: about this app, and about the
         subscription and version that this command is about.
         """
-        from bridge.inspect.advice import Advice
+        from bridge.inspect.advice import Advice, with_options
 
         def command(found: re.Match[str]) -> str:
             words = found["words"]
@@ -271,7 +270,7 @@ class Target:
             options = ["-s", self.subscription] if self.subscription and name not in WITHOUT_SUBSCRIPTION else []
             options += ["--stream", self.version] if self.version and name in OF_A_VERSION else []
             start = Advice(None if self.name == DEFAULT_APP else self.name).of_app().strip("`")
-            return f"`{' '.join([start, words, *map(shlex.quote, options)])}`"
+            return f"`{with_options(f'{start} {words}', options)}`"
 
         return _COMMAND.sub(command, text)
 

@@ -121,7 +121,7 @@ def _parked(found: TicketFacts, parked: Parked, commands: Advice) -> str:
     if found.unread.count:
         held.append(f"{_many(found.unread, 'message')} not read yet")
     what = f"parked for {duration(parked.since_ms)}{reason}"
-    release = commands.bridge("ticket", "release", found.ticket)
+    release = commands.bridge("ticket", "release", about=found.ticket)
     return f"{what}; it stands still until it is released: {release} ({', '.join(held)})"
 
 

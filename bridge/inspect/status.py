@@ -259,7 +259,7 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
         problems.append(f"no consumer is alive: nothing can run; start a worker with {commands.worker}")
     elif not any(consumer.state is ConsumerState.OPEN for consumer in alive):
         drained = next((consumer.name for consumer in alive if consumer.draining), None)
-        resume = "" if drained is None else f", or {commands.bridge('consumer', 'resume', drained)}"
+        resume = "" if drained is None else f", or {commands.bridge('consumer', 'resume', about=drained)}"
         problems.append(f"no consumer takes anything new: start another worker{resume}")
     if not status.has_group:
         problems.append("the consumer group does not exist yet: the first master to lead makes it")

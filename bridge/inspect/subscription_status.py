@@ -80,7 +80,7 @@ class SubscriptionStatus:
         if self.format is not None and self.format > LANE_FORMAT:
             found.append(f"{name} is kept by a newer Ticket Bridge, in format {self.format}: upgrade this one")
         if not self.exists:
-            add = commands.of_app("subscription", "add", self.name)
+            add = commands.of_app("subscription", "add", about=self.name)
             found.append(f"{name} has no consumer group yet: the first master makes it, or {add}")
         elif self.led < self.lanes and self.declared:
             what = "no master leads it" if self.lanes == 1 else f"no master leads {self.lanes - self.led} of its lanes"

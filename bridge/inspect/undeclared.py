@@ -45,11 +45,11 @@ def undeclared_holders(
             if not holds_much(messages, used):
                 continue
             size = "" if used is None else f", about {data_size(used)}"
-            shown = one_line(raw.decode(errors="backslashreplace"))
+            name = raw.decode(errors="backslashreplace")
             found.append(
-                f"{shown}, a subscription that this app does not name, holds {count(messages, 'message')} of "
+                f"{one_line(name)}, a subscription that this app does not name, holds {count(messages, 'message')} of "
                 f"{one_line(stream)}{size}: all subscriptions of this app are done with them; if no other app needs "
-                f"it, {commands.of_app('subscription', 'remove', shown)}"
+                f"it, {commands.of_app('subscription', 'remove', about=name)}"
             )
     return found
 

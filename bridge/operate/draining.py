@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.roster import draining
 from bridge.link.connections import UNAVAILABLE
 from bridge.protocol.registration import read_registration
@@ -52,7 +53,7 @@ def wait_empty(
         if until is not None and time.monotonic() >= until:
             raise OrderFailed(
                 f"{name} has {_messages(left)} after {duration((timeout_s or 0) * 1000)}; it goes on draining, and "
-                f"`bridge consumer resume {name}` ends that"
+                f"{NOT_OF_AN_APP.bridge('consumer', 'resume', about=name)} ends that"
             )
         time.sleep(DRAIN_CHECK_S)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
 from bridge.routing.keys import layout_copy_key, layout_key, retired_key, schedule_key
@@ -86,7 +87,7 @@ class Retirement:
     def _refuse_again(self, note: Retired, there: int) -> None:
         """The stream was retired before. Only a retirement that was interrupted is finished."""
         what = note.sentence(printable(self._stream))
-        undo = f"`bridge stream retire {printable(self._stream)} --undo` lets its name be used again"
+        undo = f"{NOT_OF_AN_APP.of_app('stream', 'retire', '--undo', about=self._stream)} lets its name be used again"
         if not there and not any(self._found.values()):
             raise InputError(f"{what}, and nothing is left of it; {undo}")
         if there and not any(lanes_on(self._redis, one) for one in self._parts):

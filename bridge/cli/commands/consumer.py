@@ -64,6 +64,7 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     Messages that it has not started go to other consumers. The @host of NAME may be left out when only one consumer
     has that name.
     """
+    from bridge.inspect.advice import NOT_OF_AN_APP
     from bridge.operate.draining import wait_empty
     from bridge.operate.orders import give_to_all
     from bridge.protocol.orders import Drain
@@ -79,7 +80,7 @@ def drain(target: Target, name: str, timeout_s: float | None, no_wait: bool) -> 
     try:
         wait_empty(redis, lanes, name, timeout_s, lambda left: click.echo(f"{count(left, 'message')} in flight"))
     except KeyboardInterrupt:
-        ends = f"`bridge consumer resume {shown}` ends that"
+        ends = f"{NOT_OF_AN_APP.bridge('consumer', 'resume', about=name)} ends that"
         raise OrderFailed(f"interrupted; {shown} goes on draining, and {ends}") from None
     click.echo(f"{shown} is empty")
 
