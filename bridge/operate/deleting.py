@@ -6,7 +6,7 @@ The lanes are those of all its consumer groups, whatever app they belong to.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
@@ -29,12 +29,23 @@ TRIES = 5
 
 
 class StillUsed(Exception):
-    """The stream cannot be deleted. ``why``: a clause. ``unread``: whether unread messages are the reason."""
+    """The stream cannot be deleted. ``what`` uses it: a clause. ``advice``: what to do then; "": it follows from that.
+    ``unread``: whether unread messages are the reason.
+    """
 
-    def __init__(self, why: str, *, unread: bool = False) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, what: str, advice: str = "", *, unread: bool = False) -> None:
+        self.what = what
+        #: Both, as one clause.
+        self.why = f"{what}: {advice}" if advice else what
+        super().__init__(self.why)
         self.unread = unread
+
+
+class Use(NamedTuple):
+    """What the existence of a key means, as `StillUsed` says it."""
+
+    what: str
+    advice: str = ""
 
 
 class LanesOfStream:
@@ -62,42 +73,47 @@ class LanesOfStream:
             if code is ReturnCode.OK:
                 return int(detail)
             if code is not ReturnCode.CHANGED:
-                raise StillUsed(self._why(code, detail, free), unread=code is ReturnCode.UNREAD)
+                raise StillUsed(*self._use(code, detail, free), unread=code is ReturnCode.UNREAD)
         raise OrderFailed(
             f"groups of {self._stream} come and go: stop what uses it, then try again; nothing was changed"
         )
 
-    def _keys(self, lanes: Sequence[LaneKeys]) -> tuple[dict[str, str], list[str]]:
+    def _keys(self, lanes: Sequence[LaneKeys]) -> tuple[dict[str, Use], list[str]]:
         """(keys that must not exist, each with what its existence means; the keys to delete)."""
-        free: dict[str, str] = {}
+        free: dict[str, Use] = {}
         doomed = dict.fromkeys(self._found)
         there = self._redis.exists(self._stream)
         for keys in lanes:
             group = printable(keys.group)
-            free[keys.leader] = f"group {group} is led by the master {{}}: stop it, or take the stream out of its app"
+            free[keys.leader] = Use(f"group {group} is led by", "stop it, or take the stream out of its app")
             registered: Any = self._redis.hgetall(keys.consumers)
             for name, one in registrations_of(registered).items():
-                free[keys.lease(one.incarnation)] = f"the worker {printable(name)} serves group {group}: stop it"
+                free[keys.lease(one.incarnation)] = Use(f"the worker {printable(name)} serves group {group}", "stop it")
                 doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
             if there:
                 # When the stream is gone, the messages are gone, too.
-                free[keys.tickets] = f"group {group} has tickets that are in flight, await a retry, or are parked"
+                free[keys.tickets] = Use(f"group {group} has tickets that are in flight, await a retry, or are parked")
             if not self._letters:
-                free[keys.dead] = (
-                    f"group {group} has dead letters: replay or drop them with an app that names the stream, or add "
-                    "--drop-dead"
+                free[keys.dead] = Use(
+                    f"group {group} has dead letters",
+                    "replay or drop them with an app that names the stream, or add --drop-dead",
                 )
             doomed |= dict.fromkeys(key for key in types_of(keys) if key != keys.stream)
         return free, list(doomed)
 
-    def _why(self, code: ReturnCode, detail: str, free: dict[str, str]) -> str:
+    def _use(self, code: ReturnCode, detail: str, free: dict[str, Use]) -> Use:
         group = printable(detail)
         if code is ReturnCode.UNREAD:
-            return f"group {group} has not read all its messages" if detail else "nobody has read its messages"
+            return Use(f"group {group} has not read all its messages" if detail else "nobody has read its messages")
         if code is ReturnCode.UNDONE:
-            return f"group {group} has messages that are not done{delayed_among(self._redis, self._stream, detail)}"
-        token: Any = self._redis.get(detail) if detail.endswith(":leader") else None
-        return free[detail].format("that has just gone" if token is None else read_token(token).holder)
+            delayed = delayed_among(self._redis, self._stream, detail)
+            return Use(f"group {group} has messages that are not done{delayed}")
+        use = free[detail]
+        if not detail.endswith(":leader"):
+            return use
+        token: Any = self._redis.get(detail)
+        master = "a master that has just gone" if token is None else f"the master {printable(read_token(token).holder)}"
+        return use._replace(what=f"{use.what} {master}")
 
 
 def delayed_among(redis: Redis, stream: str, group: str) -> str:

@@ -140,7 +140,7 @@ def clear(redis: Redis, stream: str, layout: Layout) -> str:
                     f"{printable(one)} has messages that nobody reads: a program added them with XADD when it had been "
                     "left; push them again, and delete them there"
                 )
-            return f"masters and workers have not left {printable(one)} yet: {exc.why.partition(':')[0]}"
+            return f"masters and workers have not left {printable(one)} yet: {exc.what}"
         leave_chain(redis, one)
     forget_layout(redis, stream, layout)
     return ""
