@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 
-#: Characters that control a terminal. Line breaks and tabs are not among them.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+#: Characters that control a terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters written out, because an untrusted payload must not control the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}" if found.group() < "\u0100" else "\ufffd", text)
+    """``text``, a name or an error, on one line with control characters written out: an untrusted payload must not
+    control the terminal, and a name must not look like a line of its own.
+    """
+    return _CONTROL.sub(_written_out, text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, but line feeds and tabs stay: for tracebacks and payloads."""
+    return _CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else _written_out(found), text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else "\ufffd"
 
 
 def one_line(text: str, limit: int = 200) -> str:
     """``text`` on one line of at most ``limit`` characters."""
-    flat = " ".join(printable(text).split())
+    flat = " ".join(printable_lines(text).split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"

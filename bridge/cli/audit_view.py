@@ -12,11 +12,11 @@ from rich.text import Text
 
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, row_document
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import echo_error, echo_json
 from bridge.routing.history import What
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console
-from bridge.routing.text import one_line
+from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,14 +100,14 @@ class AuditView:
         if self._as_json:
             echo_json({"note": text}, pretty=False)
         else:
-            click.echo(text, err=True)
+            click.echo(printable(text), err=True)
 
     def nothing(self, text: str) -> None:
         """Prints that there is nothing to audit."""
         if self._as_json:
             echo_json({"ok": False, "error": text}, pretty=not self._follow)
         else:
-            click.echo(f"Error: {text}", err=True)
+            echo_error(text)
 
     def result(self, result: AuditVerdict) -> None:
         """Prints the result. With --ticket the rows of that ticket come first."""

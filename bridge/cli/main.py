@@ -87,6 +87,13 @@ class Commands(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}; did you mean {near[0]!r}?", ctx)
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        # It reads the options that stand before the command.
+        try:
+            return super().make_context(*args, **extra)
+        except click.ClickException as exc:
+            raise _on_one_line(exc) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             # A name may have characters that the terminal's encoding lacks. They are printed as escapes (``\xdc``).
@@ -98,9 +105,12 @@ class Commands(click.Group):
                 usage = f"put it before the command: {ctx.command_path} {exc.option_name} APP …"
                 raise click.UsageError(f"{exc.option_name} is an option of {ctx.command_path}; {usage}", ctx) from None
             raise
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except click.ClickException as exc:
+            raise _on_one_line(exc) from None
+        except (click.exceptions.Exit, click.Abort):
             raise
         except Exception as exc:
+            from bridge.cli.terminal import echo_error
             from bridge.link.failures import translated
 
             shown = translated(exc)
@@ -108,8 +118,24 @@ class Commands(click.Group):
                 raise
             _drop_unwritten()
             target = ctx.find_object(Target)
-            click.echo(f"Error: {shown if target is None else target.completed(str(shown))}", err=True)
+            echo_error(str(shown) if target is None else target.completed(str(shown)))
             ctx.exit(shown.exit_code)
+
+
+def _on_one_line(exc: click.ClickException) -> click.ClickException:
+    """``exc`` with a message of one line: click puts names into it as they are. Help, which is one for click, stays."""
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+        return exc
+    from bridge.routing.text import printable
+
+    text = exc.format_message()
+    if isinstance(exc, click.MissingParameter):
+        # click itself lists the choices on lines. No text of a user is in it.
+        text = " ".join(text.split())
+    shown = click.ClickException(printable(text))
+    if isinstance(exc, click.UsageError):
+        shown = click.UsageError(printable(text), exc.ctx)
+    return shown
 
 
 def _drop_unwritten() -> None:

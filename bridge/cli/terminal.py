@@ -7,6 +7,13 @@ from typing import Any
 import click
 import orjson
 
+from bridge.routing.text import printable
+
+
+def echo_error(text: str) -> None:
+    """Prints an error: one line, whatever characters the names in it have."""
+    click.echo(f"Error: {printable(text)}", err=True)
+
 
 def echo_json(value: Any, *, pretty: bool = True) -> None:
     """Prints ``value`` as one JSON document."""

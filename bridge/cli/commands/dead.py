@@ -17,7 +17,7 @@ from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_o
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
-from bridge.routing.text import one_line, printable
+from bridge.routing.text import one_line, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -297,7 +297,7 @@ def _print(letter: Letter) -> None:
         click.echo(f"{name:<10}{one_line(value, 4000)}")
     if letter.traceback:
         click.echo("\ntraceback")
-        click.echo(printable(letter.traceback.rstrip()))
+        click.echo(printable_lines(letter.traceback.rstrip()))
     if letter.fields:
         click.echo("\nthe entry")
         for name_raw, value_raw in letter.fields:
@@ -308,7 +308,7 @@ def _print(letter: Letter) -> None:
 
 
 def _shown(value: bytes) -> str:
-    return printable(value.decode(errors="backslashreplace"))
+    return printable_lines(value.decode(errors="backslashreplace"))
 
 
 def _when(at_ms: int) -> str:

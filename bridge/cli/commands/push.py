@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.main import Target
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import echo_error, echo_json
 from bridge.producer.rows import FORMATS, Rules, format_of, rows
 from bridge.producer.sources import Fingerprint, opened, readable_twice
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError, TicketBridgeError
@@ -176,7 +176,7 @@ def _report(pushed: Pushed, stream: str, seconds: float, error: str, as_json: bo
         what = f"{count(pushed.rows, 'row')} before it {'was' if pushed.rows == 1 else 'were'} pushed"
         if pushed.uncertain:
             what = f"{count(pushed.rows, 'row')} pushed for certain, {pushed.uncertain:,} more may be in"
-        click.echo(f"Error: {error}; {what}", err=True)
+        echo_error(f"{error}; {what}")
     elif not as_json:
         later = f", {pushed.delayed:,} of them delayed" if pushed.delayed else ""
         took = f"{duration(seconds * 1000)} ({rate(speed)})"

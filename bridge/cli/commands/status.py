@@ -171,7 +171,7 @@ def _watch(show: _Shown, interval: float, as_json: bool) -> None:
                 if shown is None:
                     raise
                 # The next round may succeed.
-                trouble = str(shown)
+                trouble = printable(str(shown))
             if live is not None:
                 live.update(Text(trouble, "red") if trouble else show.view(found), refresh=True)
             elif as_json:

@@ -27,6 +27,7 @@ from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
 from bridge.routing.layouts import difference
+from bridge.routing.text import printable
 from bridge.worker.main.new_layout import can_start_again, start_again_at_end
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def end_worker(worker: Any, exc: TicketBridgeError) -> NoReturn:
 
 def exit_with_error(exc: Exception) -> NoReturn:
     """Ends a worker of the command line with a one-line error."""
-    print(f"Error: {exc}", file=sys.stderr, flush=True)
+    print(f"Error: {printable(str(exc))}", file=sys.stderr, flush=True)
     raise SystemExit(getattr(exc, "exit_code", 1))
 
 
