@@ -112,7 +112,7 @@ def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
     show_default=True,
     type=NON_EMPTY,
     metavar="TEXT",
-    help="Why; one line.",
+    help="Why. It becomes one line of up to 200 characters.",
 )
 @click.pass_obj
 def park(target: Target, ticket_id: str, reason: str) -> None:
