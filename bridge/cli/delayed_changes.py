@@ -12,20 +12,16 @@ import click
 from bridge.cli.delayed_view import filters, searching, selection_of, table, when
 from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
+from bridge.cli.refusals import ROWS, fail_for, list_refused
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
-from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.app.lanes import AppLane
     from bridge.inspect.delayed import DelayedMessage
     from bridge.operate.delayed import Change
     from bridge.protocol.orders import DelayedAct
-
-#: Most messages of which a change prints a row each.
-ROWS = 50
-
 
 #: Adds the options of the commands that change delayed messages.
 changing = with_options(
@@ -144,6 +140,7 @@ class ChangeRequest:
         click.echo(f"would {self._verb} {count(len(found), 'delayed message')}{until}")
 
     def _report(self, found: Sequence[DelayedMessage], done: int, bad: Sequence[Change]) -> None:
+        refused = [(one.message_id, one.why or "") for one in bad]
         if self._as_json:
             why = {one.message_id: one.why for one in bad}
             messages = [
@@ -158,14 +155,11 @@ class ChangeRequest:
                     "messages": messages,
                 }
             )
-        else:
-            for result in bad[:ROWS]:
-                click.echo(f"not {self._participle}: {result.message_id}: {one_line(result.why or '', 400)}")
-            if len(bad) > ROWS:
-                click.echo(f"… and {len(bad) - ROWS:,} more that were not {self._participle}")
+        elif not bad or len(found) > 1:
+            list_refused(refused, self._participle, ROWS)
             until = "" if self._due_ms is None else f" to {when(self._due_ms)}"
             click.echo(f"{self._participle} {count(done, 'delayed message')}{until}")
-        self._ctx.exit(1 if bad else 0)
+        fail_for(refused, len(found), "delayed message", self._participle)
 
     @property
     def _word(self) -> str:

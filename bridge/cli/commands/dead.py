@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_options
+from bridge.cli.refusals import fail_for, list_refused
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
@@ -222,18 +223,18 @@ class _Request:
             return
         if good:
             console().print(_table(good))
-        _print_refused(bad, self._participle)
+        list_refused(_refused(bad), self._participle)
         click.echo(f"would {self._verb} {count(len(good), 'dead letter')}")
 
     def report(self, results: Sequence[LetterResult]) -> None:
-        """Prints the result for each letter, and ends the command."""
-        bad = [result for result in results if result.why is not None]
+        """Prints the result for each letter. Raises `OrderFailed` when one was refused."""
+        bad = _refused(results)
         if self._as_json:
             self._print_json([(result.letter, result.why) for result in results])
-        else:
-            _print_refused(bad, self._participle)
+        elif not bad or len(results) > 1:
+            list_refused(bad, self._participle)
             click.echo(f"{self._participle} {count(len(results) - len(bad), 'dead letter')}")
-        self._ctx.exit(1 if bad else 0)
+        fail_for(bad, len(results), "dead letter", self._participle)
 
     def _print_json(self, results: Sequence[tuple[Letter, str | None]]) -> None:
         letters = [{**letter.summary(), self._participle: why is None, "why": why} for letter, why in results]
@@ -254,9 +255,9 @@ def _at_a_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _print_refused(bad: Iterable[LetterResult], participle: str) -> None:
-    for result in bad:
-        click.echo(f"not {participle}: {result.letter.message_id}: {one_line(result.why or '', 400)}")
+def _refused(results: Iterable[LetterResult]) -> list[tuple[str, str]]:
+    """(id, why) of the letters that were refused."""
+    return [(result.letter.message_id, result.why) for result in results if result.why is not None]
 
 
 def _table(letters: Iterable[Letter]) -> Table:

@@ -202,7 +202,13 @@ def test_a_refusal_of_the_leader_is_shown_with_its_reason(
         result = shell("dead", "replay", "--all", "--yes")
         assert result.exit_code == 1
         assert result.stdout == f"not replayed: {ids[1]}: it runs\nreplayed 1 dead letter\n"
-        document = json.loads(shell("dead", "replay", ids[1], "--json").stdout)
+        assert result.stderr == "Error: 1 of 2 dead letters was not replayed\n"
+        alone = shell("dead", "replay", ids[1])
+        assert (alone.exit_code, alone.stdout) == (1, "")
+        assert alone.stderr == f"Error: {ids[1]} was not replayed: it runs\n"
+        machine = shell("dead", "replay", ids[1], "--json")
+        assert (machine.exit_code, machine.stderr) == (1, alone.stderr)
+        document = json.loads(machine.stdout)
     assert (document["replayed"], document["refused"], document["letters"][0]["why"]) == (0, 1, "it runs")
 
 
@@ -216,6 +222,7 @@ def test_a_replay_that_must_fail_is_not_ordered(shell: CommandLine, lane: Lane, 
     assert f"not replayed: {broken}: it still cannot be processed (unknown task, shop.later)" in result.stdout
     assert f"not replayed: {gone}: its entry has left the stream" in result.stdout
     assert "replayed 0 dead letters" in result.stdout
+    assert result.stderr == "Error: no dead letter was replayed\n"
     assert leader.orders == []
     assert len(letters_of_any(lane)) == 2
 
@@ -241,6 +248,7 @@ def test_only_the_newest_of_a_messages_letters_is_replayed(
         result = shell("dead", "replay", id_)
     assert result.exit_code == 1
     assert "newer letter" in result.stdout
+    assert result.stderr == "Error: 1 of 2 dead letters was not replayed\n"
     assert len(leader.orders[0]["letters"]) == 1
 
 
@@ -378,7 +386,8 @@ def test_a_letter_that_was_deleted_before_the_drop_is_reported(
     monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", gone_meanwhile)
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
-    assert f"not dropped: {id_}: it no longer exists" in result.stdout
+    assert result.stdout == ""
+    assert result.stderr.endswith(f"Error: {id_} was not dropped: it no longer exists\n")
 
 
 def test_a_list_says_where_the_letters_of_an_older_version_are(

@@ -273,9 +273,22 @@ def test_refused_messages_are_named(shell: CommandLine, lane: Lane, leader: Fake
     said = shell("delayed", "now", "--ticket", "A", "--yes")
     assert said.exit_code == 1
     assert said.stdout.splitlines() == [f"not made due: {ids[2]}: has begun", "made due 2 delayed messages"]
+    assert said.stderr == "Error: 1 of 3 delayed messages was not made due\n"
     found = shell.json("delayed", "now", *ids)
     assert (found["made_due"], found["refused"], found["messages"][2]["why"]) == (2, 1, "has begun")
     assert [order["act"] for order in leader.orders] == ["now", "now"]
+
+
+@pytest.mark.parametrize(("verb", "participle"), [("now", "made due"), ("cancel", "cancelled")])
+def test_where_nothing_was_changed_there_is_only_an_error(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer, verb: str, participle: str
+) -> None:
+    ids = delayed_ones(lane, "A", "B")
+    with fake_leader(valkey, lane, lambda order: {"ok": True, "refused": [[id_, "it is due"] for id_ in order["ids"]]}):
+        said = shell("delayed", verb, ids[0])
+        assert (said.exit_code, said.stdout) == (1, "")
+        assert said.stderr == f"Error: {ids[0]} was not {participle}: it is due\n"
+        assert shell("delayed", verb, *ids).stderr == f"Error: no delayed message was {participle}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""How a command fails that did not do what it was asked for with all its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from bridge.routing.errors import OrderFailed
+from bridge.routing.numbers import count
+from bridge.routing.text import one_line
+
+#: Most messages that a result lists.
+ROWS = 50
+#: Most characters of a reason.
+WHY_CHARS = 400
+
+
+def list_refused(refused: Sequence[tuple[str, str]], participle: str, most: int | None = None) -> None:
+    """Prints a line for each of ``refused`` (id, why)."""
+    for message_id, why in refused[:most]:
+        click.echo(f"not {participle}: {message_id}: {one_line(why, WHY_CHARS)}")
+    if most is not None and len(refused) > most:
+        click.echo(f"… and {len(refused) - most:,} more that were not {participle}")
+
+
+def fail_for(refused: Sequence[tuple[str, str]], total: int, what: str, participle: str) -> None:
+    """Raises `OrderFailed` if any of ``total`` messages (``what``: one of them) was refused. The error of the only one
+    says why; of several, `list_refused` does.
+    """
+    if not refused:
+        return
+    if total == 1:
+        [(message_id, why)] = refused
+        raise OrderFailed(f"{message_id} was not {participle}: {one_line(why, WHY_CHARS)}")
+    verb = "was" if len(refused) == 1 else "were"
+    number = f"{len(refused):,} of {count(total, what)} {verb} not" if len(refused) < total else f"no {what} was"
+    raise OrderFailed(f"{number} {participle}")
