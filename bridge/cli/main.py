@@ -371,9 +371,20 @@ def _app_of_celery(ctx: click.Context) -> tuple[str | None, Celery | None]:
     return named if isinstance(named, str) else None, getattr(ctx.parent.obj, "app", None)
 
 
+def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from bridge.protocol.agreement import package_version
+
+        click.echo(f"ticket-bridge {package_version()}")
+        ctx.exit()
+
+
 @click.command(name="bridge", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "-A", "--app", "name", default=None, metavar="APP", help="The Celery app, as for celery -A.  [default: tasks]"
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 @click.pass_context
 def cli(ctx: click.Context, name: str | None) -> None:

@@ -6,6 +6,7 @@ import socketserver
 import threading
 import uuid
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ def test_every_command_explains_itself_without_an_app(name: str) -> None:
     result = checked(CliRunner().invoke(cli, [name, "--help"]))
     assert result.exit_code == 0
     assert "Usage: " in result.stdout
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    expected = (0, f"ticket-bridge {version('ticket-bridge')}\n", "")
+    for words in (["--version"], ["-A", "no.such.app", "--version"], ["--version", "status"]):
+        result = checked(CliRunner().invoke(cli, words))
+        assert (result.exit_code, result.stdout, result.stderr) == expected
+    of_celery = celery("bridge", "--version")
+    assert (of_celery.exit_code, of_celery.stdout) == expected[:2]
 
 
 def test_a_command_that_is_not_there_names_the_nearest() -> None:
