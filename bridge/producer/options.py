@@ -72,8 +72,9 @@ def _rule_values(given: Mapping[str, Any], past: Past) -> Values:
     if attempts is not None:
         found["max_attempts"] = _whole("max_attempts", attempts, 1, MOST_ATTEMPTS)
     if timeout is not None:
-        timeout_ms = _span_ms("timeout", timeout)
-        if not 1 <= timeout_ms <= LONGEST_TIMEOUT_MS:
+        seconds = _seconds("timeout", timeout)
+        # First compared as it is: infinity has no milliseconds.
+        if not 0 < seconds <= LONGEST_TIMEOUT_MS / 1000 or not (timeout_ms := _ms(seconds)):
             raise OptionError(f"timeout must be more than 0 and at most 366 days, it is {_shown(timeout)}")
         found["timeout"] = b"%d" % timeout_ms
     if isinstance(expires, datetime):
@@ -142,6 +143,20 @@ def merged(common: Mapping[str, Any], own: Any) -> dict[str, Any]:
 
 
 def _span_ms(name: str, span: Any) -> int:
+    seconds = _seconds(name, span)
+    if seconds < 0:
+        raise OptionError(f"{name} must not be below 0, it is {_shown(span)}")
+    if seconds > LONGEST_DELAY_MS / 1000:
+        raise OptionError(f"{name} must be at most 100 years ({LONGEST_DELAY_MS // 1000} s), it is {_shown(span)}")
+    return _ms(seconds)
+
+
+def _ms(seconds: float) -> int:
+    # Rounded first: 1.1 * 1000 is a little more than 1100.
+    return math.ceil(round(seconds * 1000, 3))
+
+
+def _seconds(name: str, span: Any) -> float:
     if isinstance(span, timedelta):
         seconds = span.total_seconds()
     elif isinstance(span, bool) or not isinstance(span, int | float):
@@ -152,12 +167,7 @@ def _span_ms(name: str, span: Any) -> int:
     # An integer may be too large for a float, and NaN is neither more nor less than anything.
     if isinstance(seconds, float) and math.isnan(seconds):
         raise OptionError(f"{name} must be a number of seconds, not NaN")
-    if seconds < 0:
-        raise OptionError(f"{name} must not be below 0, it is {_shown(span)}")
-    if seconds > LONGEST_DELAY_MS / 1000:
-        raise OptionError(f"{name} must be at most 100 years ({LONGEST_DELAY_MS // 1000} s), it is {_shown(span)}")
-    # Rounded first: 1.1 * 1000 is a little more than 1100.
-    return math.ceil(round(seconds * 1000, 3))
+    return seconds
 
 
 def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:

@@ -150,3 +150,24 @@ def test_an_eta_in_text_needs_the_form_of_iso_8601() -> None:
     assert eta_of_text("2030-01-31T12:00:00+01:00") == datetime(2030, 1, 31, 11, tzinfo=UTC)
     with pytest.raises(OptionError, match="eta must be a time such as"):
         eta_of_text("tomorrow")
+
+
+LONGEST_TIMEOUT = 366 * 86_400
+
+
+@given(
+    st.floats(max_value=0)
+    | st.floats(min_value=LONGEST_TIMEOUT, exclude_min=True)
+    | st.integers(max_value=0)
+    | st.integers(min_value=LONGEST_TIMEOUT + 1)
+    | st.timedeltas(max_value=timedelta())
+    | st.timedeltas(min_value=timedelta(days=366, microseconds=1))
+)
+def test_every_timeout_that_cannot_be_is_told_the_same_limits(timeout: Any) -> None:
+    with pytest.raises(OptionError, match=r"^timeout must be more than 0 and at most 366 days, it is "):
+        checked_options({"timeout": timeout})
+
+
+def test_the_limits_of_a_timeout_are_possible() -> None:
+    assert checked_options({"timeout": LONGEST_TIMEOUT}) == {"timeout": b"31622400000"}
+    assert checked_options({"timeout": 0.001}) == {"timeout": b"1"}
