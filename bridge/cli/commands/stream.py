@@ -134,7 +134,8 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
     target: Target = ctx.obj
     settings = target.app.bridge.settings
     newest = settings.lane.stream
-    if name == newest:
+    # A roll-back takes the retirement back with the app of the old version, which may be the only one that is left.
+    if name == newest and not undo:
         raise InputError(f"{one_line(name)} is the stream of this app (bridge_stream): its producers push to it")
     redis = reach(target.app)
     if undo:

@@ -39,6 +39,25 @@ def test_a_dry_run_does_not_undo_a_retirement(shell: CommandLine, redis: Any) ->
     assert "was not retired" in shell("stream", "retire", "orders", "--undo", "--dry-run").stderr
 
 
+def test_the_app_of_a_retired_stream_takes_the_retirement_back(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis.xdel("orders", redis.xadd("orders", {"ticket_id": "A", "payload": "{}"}))
+    assert shell("stream", "retire", "orders", "--yes").exit_code == 0
+    (tmp_path / "old").mkdir()
+    with command_line(tmp_path / "old", monkeypatch, valkey.url, bridge_stream="orders") as old:
+        row = '{"ticket_id": "A", "payload": {}}'
+        assert "was retired" in old("push", "-", "--format", "json", stdin=row).stderr
+        assert "is the stream of this app" in old("stream", "retire", "orders", "--yes").stderr
+        looked = old("stream", "retire", "orders", "--undo", "--dry-run")
+        assert (looked.exit_code, looked.stdout) == (0, "would let the name orders be used again\n")
+        undone = old("stream", "retire", "orders", "--undo")
+        assert (undone.exit_code, undone.stdout) == (0, "the name orders can be used again\n")
+        assert old("push", "-", "--format", "json", stdin=row).exit_code == 0
+        assert redis.hgetall(retired_key("orders:v2")) == {}
+        assert "was not retired" in old("stream", "retire", "orders", "--undo").stderr
+
+
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_the_states_of_tickets_outlive_the_version_that_had_them_first(
     shell: CommandLine, redis: Any, partitions: int
