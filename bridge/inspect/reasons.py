@@ -26,6 +26,12 @@ _ENDED = {
 }
 
 
+#: How a lane, or a subscription, is stopped by ``bridge_max_lag`` with `park`, and what to do.
+BEYOND_LAG = (
+    "reads nothing new, since it is beyond bridge_max_lag, and stays so: raise the limit and start its masters again"
+)
+
+
 def no_leader(commands: Advice) -> str:
     """Says that no master leads the lane."""
     return f"no master leads, so nothing is dispatched or settled: start one with {commands.master}"
@@ -36,13 +42,11 @@ def no_consumer(commands: Advice) -> str:
     return f"no consumer is alive: start a worker with {commands.worker}"
 
 
-def reading_stops(lane: LaneSettings, undone: int, dead: int, oldest_ms: int | None, commands: Advice) -> list[str]:
-    """Why the lane reads nothing new: a sentence each. ``oldest_ms``: age of its oldest undone message."""
+def reading_stops(lane: LaneSettings, *, stopped: bool, dead: int, commands: Advice) -> list[str]:
+    """Why the lane reads nothing new: a sentence each. ``stopped``: by its limit for the lag."""
     found = []
-    if lane.max_lag.stops(undone, None, (oldest_ms or 0) / 1000):
-        found.append(
-            "the lane reads nothing new, since it is beyond bridge_max_lag: raise the limit and start its masters again"
-        )
+    if stopped:
+        found.append(f"the lane {BEYOND_LAG}")
     if dead >= lane.dead_max:
         found.append(
             f"{count(dead, 'dead letter')}, and bridge_dead_max is {lane.dead_max:,}: nothing new is read; "

@@ -1,21 +1,25 @@
 """Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
-It makes two round trips, and two more while messages are delayed, whatever the length of the backlog. The first reads
-lengths and summaries in one MULTI, so that the numbers belong together. The second reads lease, report and queue of
-each consumer, and up to `RECORDS` ticket records: they say which tickets are parked. Nothing else here grows with the
-number of messages or tickets.
+It makes two round trips, two more while messages are delayed, and one more for a limit of the lag in bytes, whatever
+the length of the backlog. The first reads lengths and summaries in one MULTI, so that the numbers belong together. The
+second reads lease, report and queue of each consumer, and up to `RECORDS` ticket records: they say which tickets are
+parked. Nothing else here grows with the number of messages or tickets.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
 
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.notices import notice_problem
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
+from bridge.inspect.stream_status import SAMPLES
 from bridge.link.connections import without_password
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.unserved import UnservedTask, read_unserved
@@ -91,6 +95,8 @@ class LaneStatus:
     parked_complete: bool
     #: Age of the oldest message that is neither done nor dead nor delayed; None when there is none.
     oldest_undone_ms: int | None
+    #: It reads nothing new, since it is beyond ``bridge_max_lag``.
+    stopped: bool
     #: Outcomes that the leader has not settled yet.
     outcomes: int
     counters: dict[str, int]
@@ -125,7 +131,7 @@ def read_status(redis: Redis, settings: Settings, commands: Advice = NOT_OF_AN_A
 def reading_stop(redis: Redis, lane: LaneSettings, commands: Advice) -> str:
     """Why ``lane`` reads nothing new; empty: it does. Raises redis errors."""
     status = _read(redis, lane, "", commands)
-    return "; ".join(reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands))
+    return "; ".join(reading_stops(lane, stopped=status.stopped, dead=status.dead, commands=commands))
 
 
 def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneStatus:
@@ -186,8 +192,9 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         term, holder = read_token(token)
         leader = Leading(holder, term, max(0, leader_left))
     oldest = oldest_ms(redis, lane, pending)
-    if oldest is None and next_unread:
-        oldest = _ms_of(next_unread[0][0])
+    oldest_unread = _ms_of(next_unread[0][0]) if next_unread else None
+    if oldest is None:
+        oldest = oldest_unread
     oldest_holding = held_tickets(records)
     retrying = max(0, retries - oldest_holding)
     waiting = max(0, pending.of_master - retries - (holding - oldest_holding))
@@ -214,6 +221,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         parked_messages=sum(pending.of_parked.values()),
         parked_complete=not cursor,
         oldest_undone_ms=None if oldest is None else max(0, now_ms - oldest),
+        stopped=_stopped(redis, lane, unread, length, 0 if oldest_unread is None else now_ms - oldest_unread),
         outcomes=outcomes,
         counters={name.decode(): int(value) for name, value in sorted(counts.items())},
         consumers=consumers(registrations, of_consumers, drains, pending, now_ms),
@@ -250,6 +258,16 @@ def _unread(
     return max(count, at_most), "an upper bound: some of them may be done and not removed yet"
 
 
+def _stopped(redis: Redis, lane: LaneSettings, unread: int, length: int, oldest_ms: int) -> bool:
+    """Whether the lane reads nothing new. ``unread``: of ``length`` entries; ``oldest_ms``: the age of the oldest."""
+    limit, used = lane.max_lag, None
+    if limit.then == "park" and limit.bytes is not None and length:
+        # A user who may not ask gets no answer about the bytes.
+        with suppress(NoPermissionError):
+            used = redis.execute_command("MEMORY", "USAGE", lane.keys.stream, "SAMPLES", SAMPLES)
+    return limit.stops(unread, None if used is None else round(used * min(unread, length) / length), oldest_ms / 1000)
+
+
 def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[str]:
     problems = []
     if status.leader is None:
@@ -269,7 +287,7 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
     stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
-    problems += reading_stops(lane, status.undone, status.dead, status.oldest_undone_ms, commands)
+    problems += reading_stops(lane, stopped=status.stopped, dead=status.dead, commands=commands)
     if problem := notice_problem(status.notices):
         problems.append(problem)
     if status.parked:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.reasons import BEYOND_LAG
 from bridge.inspect.stream_status import holds_much
 from bridge.protocol.agreement import LANE_FORMAT
 from bridge.routing.numbers import count, data_size
@@ -86,10 +87,7 @@ class SubscriptionStatus:
             what = "no master leads it" if self.lanes == 1 else f"no master leads {self.lanes - self.led} of its lanes"
             found.append(f"{name}: {what}; start one with {commands.master}")
         if self.stopped:
-            found.append(
-                f"{name} reads nothing new, since it is beyond bridge_max_lag: start workers for it, or raise the "
-                "limit and start its masters again"
-            )
+            found.append(f"{name} {BEYOND_LAG}")
         if holds_much(self.held_alone, self.held_alone_bytes):
             held = "" if self.held_alone_bytes is None else f", about {data_size(self.held_alone_bytes)}"
             found.append(

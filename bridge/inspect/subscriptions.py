@@ -131,15 +131,17 @@ class _Lane:
         self.waiting = max(0, self.pending.of_master - retries - (holding - oldest_holding))
         self.holding = max(0, self.pending.of_master - self.waiting - self.retrying)
         oldest = oldest_ms(redis, lane, self.pending)
-        if oldest is None and next_unread:
-            oldest = id_key(next_unread[0][0].decode())[0]
+        oldest_unread = id_key(next_unread[0][0].decode())[0] if next_unread else None
+        if oldest is None:
+            oldest = oldest_unread
         self.oldest_ms = None if oldest is None else max(0, now_ms - oldest)
         self.held_bytes = stream.bytes_of(stream.undone(name))
         self.alone = stream.held_alone(name)
         self.alone_bytes = stream.bytes_of(self.alone)
         undone = stream.undone(name)
         self.unfinished = undone > 0 or dead >= lane.dead_max or not led
-        self.stopped = lane.max_lag.stops(undone, self.held_bytes, (self.oldest_ms or 0) / 1000)
+        unread_s = 0.0 if oldest_unread is None else (now_ms - oldest_unread) / 1000
+        self.stopped = lane.max_lag.stops(self.unread, stream.bytes_of(self.unread), unread_s)
 
 
 def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatus:

@@ -4,13 +4,15 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 
 - ``skip``: the leader reads the oldest unread messages and acknowledges them at once, without a dispatch. Each has a
   row in the history, and is counted as ``skipped``.
-- ``park``: the leader reads nothing new until masters with a larger limit start. Unread messages count, so the lane
-  comes within its limit by itself only when messages are removed by hand.
+- ``park``: the leader reads nothing new until masters with a larger limit start. Only unread messages count here. What
+  was read is handled, and if it counted, a lane would go on by itself or not, as much as it had read by chance. So the
+  lane comes within its limit again only when messages are removed by hand.
 
-Delayed messages do not count: nobody is late with them. What was read before is handled. So with ``skip`` the leader
-reads ahead at most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known);
-and, with an age, at most what the lane ends within half of it (`READ_COUNT` messages before that is known), and nothing
-while the oldest message that it has read is older than that.
+Delayed messages do not count: nobody is late with them. What was read before is handled. So the leader reads ahead at
+most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an age,
+at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an age it
+reads nothing while the oldest message that it has read is older than half of that. With ``park`` one ticket that is
+retried for long would stop the lane for good by that.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.
@@ -121,11 +123,14 @@ class Lag:
             return
         most = self._most()
         self._ahead = self._most_ahead(most)
-        over = 0 if most is None else group.pending - self._delayed + self._unread(group, most) - most
+        parks = self._limit.then == "park"
+        over = 0 if most is None else self._unread(group, most) - most
+        if most is not None and not parks:
+            over += group.pending - self._delayed
         if self._limit.age is not None:
             over = max(over, self._too_old(group, self._limit.age))
-            self._stale = self._limit.then == "skip" and self._oldest_s() > self._limit.age / 2
-        if self._limit.then == "park":
+            self._stale = not parks and self._oldest_s() > self._limit.age / 2
+        if parks:
             self._park(over > 0)
         else:
             self.excess = max(0, over)
@@ -164,8 +169,6 @@ class Lag:
 
     def _most_ahead(self, most: int | None) -> int | None:
         """How many messages may be pending. ``most``: how many may be undone."""
-        if self._limit.then != "skip":
-            return None
         limits = [] if most is None else [max(1, most // 2)]
         if self._limit.bytes is not None and not self._size:
             limits.append(UNMEASURED)

@@ -335,3 +335,25 @@ def test_a_parked_subscription_reads_nothing_until_its_limit_is_raised(lanes: Su
     lanes.master("m2", SUBSCRIBERS_CONF=limited(count=1000, then="park"))
     lanes.wait(search=101)
     assert lanes.log("search", "T") == list(range(101))
+
+
+def test_a_subscription_that_parks_under_a_flood_handles_what_it_read_and_stays_parked(lanes: Subscriptions) -> None:
+    conf = limited(count=10, then="park")
+    master = lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    wait_until(lambda: bool(lanes.redis.exists(lanes.keys["search"].leader)), description="an idle leader")
+    for n in range(60):
+        lanes.push("T", n)
+    wait_until(lambda: "nothing new is read until" in master.logs(), description="a line about it")
+    lanes.worker("w1", SUBSCRIBERS_CONF=conf)
+    lanes.wait(billing=60)
+    # At most half of the limit had been read; nothing by a leader that came after the flood.
+    wait_until(lambda: lanes.redis.xpending("ticket_stream", "search")["pending"] == 0, description="nothing read left")
+    read = lanes.count("search")
+    assert read <= 5
+    lanes.push("T", 60)
+    lanes.wait(billing=61)
+    assert lanes.count("search") == read
+    master.terminate()
+    lanes.master("m2", SUBSCRIBERS_CONF=limited(count=1000, then="park"))
+    lanes.wait(search=61)
+    assert lanes.log("search", "T") == list(range(61))

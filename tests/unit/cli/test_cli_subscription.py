@@ -361,6 +361,35 @@ def test_a_subscription_that_reads_nothing_new_is_named(
         assert any("billing reads nothing new" in line for line in shell("status").stdout.splitlines())
 
 
+@pytest.mark.parametrize("limit", [{"count": 2}, {"bytes": 20_000}, {"age": 1}], ids=str)
+@pytest.mark.parametrize(("read", "unread"), [(9, 0), (9, 1), (9, 9), (0, 1), (0, 9)])
+def test_what_is_read_stops_no_lane_and_both_texts_of_status_say_the_same(
+    valkey: EmbeddedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    redis: Any,
+    limit: dict[str, Any],
+    read: int,
+    unread: int,
+) -> None:
+    # All are old; the bytes are those of three and more.
+    ids = [f"{n}-1" for n in range(1, read + unread + 1)]
+    for id_ in ids:
+        redis.xadd("ticket_stream", {"ticket_id": "T", "payload": '"' + "x" * 8000 + '"'}, id=id_)
+    names = {"billing": {"task": "shop.update", "max_lag": {**limit, "then": "park"}}, "search": {"task": "shop.once"}}
+    with command_line(tmp_path, monkeypatch, valkey.url, bridge_subscriptions=names) as shell:
+        assert shell("subscription", "add", "billing", "--from", "start").exit_code == 0
+        if read:
+            redis.xreadgroup("billing", "m1", {"ticket_stream": ">"}, count=read)
+        stopped = unread > 2 or ("age" in limit and unread > 0)
+        lane = shell.json("status", "-s", "billing")
+        texts = (shell.json("status")["subscriptions"][0]["problems"], lane["problems"])
+        told = [[one.partition(" reads ")[2] for one in text if " reads " in one] for text in texts]
+        assert told[0] == told[1]
+        assert len(told[0]) == lane["stopped"] == stopped
+        assert not any("start workers" in one for one in told[0])
+
+
 @pytest.mark.parametrize("words", [("status",), ("ticket", "list"), ("dead", "list"), ("consumer", "list"), ("audit",)])
 def test_an_unknown_subscription_is_named_with_those_that_there_are(
     shell: CommandLine, valkey: EmbeddedServer, words: tuple[str, ...]
