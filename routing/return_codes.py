@@ -50,8 +50,8 @@ def code_of(value: bytes | str) -> ReturnCode:
 
 
 def code_for_leader(value: bytes | str, keys: LaneKeys) -> ReturnCode:
-    """The return code of a script that only the leader may run. Raises `NotLeading` when another master leads."""
+    """The return code of a script that only the leader may run. Raises `NotLeading` when the term is over."""
     code = code_of(value)
     if code is ReturnCode.DEPOSED:
-        raise NotLeading(f"another master leads {keys.stream} as {keys.group}")
+        raise NotLeading(f"the term is over, and another master leads {keys.stream} as {keys.group}, or may lead it")
     return code

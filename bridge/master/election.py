@@ -79,6 +79,11 @@ class Election:
         """Whether this master may still think that it leads."""
         return not self._over and time.monotonic() < self._deadline_s
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the lead was not renewed in time, and was not given up yet."""
+        return not self._over and time.monotonic() >= self._deadline_s
+
     def elected(self, token: str, sent: float) -> None:
         """This master was elected, by what was sent at ``sent`` (monotonic seconds)."""
         self._token = token

@@ -147,7 +147,9 @@ class LaneLead:
                     rests = leader.go_on(self._leads(starting), self._sleepers.may_rest)
                     return rests
             except NotLeading as exc:
-                logger.warning("stepping down: %s", exc)
+                if self._election.leads() or self._spared == self._outage.count:
+                    # Else it ended in an outage, which is logged once for the whole process.
+                    logger.warning("stepping down: %s", exc)
                 self._versions.suppose_led()
                 # The thread that renews may not have noticed it.
                 self._election.forfeit()

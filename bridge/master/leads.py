@@ -207,10 +207,11 @@ class Leads:
 
     def _not_renewed(self, lanes: Sequence[LaneMaster], exc: Exception) -> None:
         """A renewal failed. The deadlines do not move. A lead past its deadline is over."""
-        over = [lane for lane in lanes if not lane.election.leads()]
+        over = [lane for lane in lanes if lane.election.is_overdue]
         for lane in over:
             lane.forfeit()
-        if over:
+        # An outage is logged for the whole process, once, and not each time that a lead ends in it.
+        if over and not is_outage(exc):
             which = over[0].title if len(over) == 1 else f"{len(over)} lanes"
             logger.warning("the lead of %s is over, it could not be renewed in time: %s", which, exc)
 

@@ -1,0 +1,70 @@
+"""A server that freezes for longer than the leader lease: a master says so once, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from bridge.testing.waiting import wait_until
+
+#: Seconds for which the server answers nothing: longer than the time limit of a leader's command, in the long one.
+FROZEN_S = 5
+
+
+@pytest.mark.parametrize(
+    ("lanes", "lease_s", "masters", "frozen_s"),
+    [
+        (1, 1.0, 1, FROZEN_S),
+        (4, 1.0, 1, FROZEN_S),
+        (4, 2.0, 2, FROZEN_S),
+        # So many that lanes at rest sleep.
+        (14, 1.0, 1, FROZEN_S),
+        pytest.param(4, 5.0, 1, 12, marks=pytest.mark.long),
+    ],
+)
+def test_a_master_logs_an_outage_once_though_its_leads_end_in_it(
+    nodes: NodeYard, own_server: EmbeddedServer, lanes: int, lease_s: float, masters: int, frozen_s: int
+) -> None:
+    names = [f"s{n}" for n in range(lanes)]
+    conf = {
+        "bridge_subscriptions": {name: {"task": "billing.apply"} for name in ("billing", "trail", *names)},
+        "bridge_leader_lease": lease_s,
+    }
+    env = {"SUBSCRIBERS_CONF": json.dumps(conf)}
+    given = ("--lanes", ",".join(names)) if masters == 1 else ()
+    made: list[Any] = [
+        nodes.master(f"m{n}", app="tests.apps.subscribers", env=env, ready_text="standing by", arguments=given)
+        for n in range(masters)
+    ]
+    keys = [LaneKeys("ticket_stream", name) for name in names]
+    with own_server.client(decode_responses=True) as redis:
+
+        def terms() -> list[int]:
+            return [int(redis.get(one.term) or 0) for one in keys]
+
+        wait_until(lambda: all(redis.exists(one.leader) for one in keys), description="a leader of each lane")
+        # The lanes have begun, and are at rest.
+        time.sleep(2)  # what is tested is what happens in the middle of a quiet time
+        before, at = terms(), [len(one.logs()) for one in made]
+        redis.execute_command("CLIENT", "PAUSE", frozen_s * 1000, "ALL")
+        # The client here would miss the server, too.
+        wait_until(
+            lambda: all("Redis is back" in one.logs()[since:] for one, since in zip(made, at, strict=True)),
+            description="masters to have the server back",
+            timeout_s=frozen_s + 30,
+        )
+        wait_until(
+            lambda: all(new > old for new, old in zip(terms(), before, strict=True)), description="new terms of all"
+        )
+        time.sleep(1)  # for the lines of the former terms
+    for one, since in zip(made, at, strict=True):
+        said = [line for line in one.logs()[since:].splitlines() if re.search("WARNING|ERROR|CRITICAL|Traceback", line)]
+        assert ["away" in line for line in said] == [True, False], said
+        assert "Redis is back" in said[1]
