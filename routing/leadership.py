@@ -29,7 +29,7 @@ class LeaderToken(NamedTuple):
 
 
 def read_token(text: bytes | str) -> LeaderToken:
-    """The token in ``text``."""
+    """The token in ``text``. Raises `ValueError` when it is none."""
     term, _, holder = text_of(text).partition(" ")
     return LeaderToken(int(term), holder)
 
@@ -57,7 +57,9 @@ def stand(
 def _standing(reply: Any, lease_ms: int) -> tuple[bool, str, int]:
     if code_of(reply[0]) is ReturnCode.ELECTED:
         return True, text_of(reply[1]), lease_ms
-    return False, text_of(reply[1]), int(reply[2])
+    # The key may hold anything that was written by hand: `read_token` refuses what is no token.
+    token = reply[1].decode(errors="replace") if isinstance(reply[1], bytes) else reply[1]
+    return False, token, int(reply[2])
 
 
 class Lead(NamedTuple):

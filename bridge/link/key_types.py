@@ -1,8 +1,12 @@
-"""Refuses a lane when one of its keys has the wrong Redis type, because another program uses the name."""
+"""Refuses a lane when one of its keys has the wrong Redis type, or a string a wrong form, because another program uses
+the name, or somebody changed it by hand.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
@@ -42,16 +46,54 @@ TYPES = {
 }
 
 
+#: Above this, Lua has no whole numbers. A term or a fence would be given out twice.
+MOST = 2**53 - 1
+#: Characters of a wrong value that are shown.
+SHOWN = 40
+
+
+class _Form(NamedTuple):
+    """What the value of a string must be."""
+
+    name: str
+    fits: Callable[[bytes], object]
+    #: What to do with another value.
+    advice: str
+
+
+def _is_number(value: bytes) -> bool:
+    return re.fullmatch(rb"0|[1-9][0-9]{0,15}", value) is not None and int(value) < MOST
+
+
+_DELETE = "delete it: it is made again"
+#: Attributes of `LaneKeys` -> the form of the value. `state_home` is a name, so that any text may be right.
+_FORMS = {
+    "leader": _Form("a term and the name of a master", re.compile(rb"[0-9]{1,16} .+", re.DOTALL).fullmatch, _DELETE),
+    "term": _Form(
+        f"a whole number from 0 to {MOST - 1}",
+        _is_number,
+        "stop all masters, and set it to a larger number than each term in their logs",
+    ),
+    "fence": _Form(
+        f"a whole number from 0 to {MOST - 1}",
+        _is_number,
+        "stop all masters, and delete it: fences go on from the server's clock",
+    ),
+    "floor": _Form("a stream id", re.compile(rb"[0-9]{1,20}-[0-9]{1,20}").fullmatch, _DELETE),
+}
+
+
 def types_of(keys: LaneKeys) -> dict[str, str]:
     """Each key of the lane that has a fixed name -> its type."""
     return {getattr(keys, name): type_ for name, type_ in TYPES.items()}
 
 
 def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> None:
-    """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's; redis errors.
+    """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's, or a string
+    another form; redis errors.
 
-    One round trip; with ``queues`` another two, for the queues of the consumers. A user who may not ask for types is
-    not held up.
+    Two round trips; with ``queues`` another two, for the queues of the consumers. A user who may not ask is not held
+    up.
     """
     try:
         found = _misplaced(redis, types_of(keys))
@@ -68,6 +110,23 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
         raise ConfigurationError(
             f"{clash}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
         )
+    try:
+        _refuse_malformed(redis, keys)
+    except NoPermissionError:
+        return
+
+
+def _refuse_malformed(redis: Redis, keys: LaneKeys) -> None:
+    """Raises `ConfigurationError` when a string of the lane has a value of another form."""
+    names = [getattr(keys, name) for name in _FORMS]
+    with redis.pipeline(transaction=False) as pipe:
+        for key in names:
+            pipe.get(key)
+        values = pipe.execute()
+    for key, value, form in zip(names, values, _FORMS.values(), strict=True):
+        if value is not None and not form.fits(value):
+            shown = repr(value[:SHOWN].decode(errors="replace")) + ("…" if len(value) > SHOWN else "")
+            raise ConfigurationError(f"the key {printable(key)} holds {shown}, not {form.name}; {form.advice}")
 
 
 def _misplaced(redis: Redis, expected: dict[str, str]) -> list[tuple[str, str, str]]:

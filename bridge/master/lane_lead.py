@@ -112,10 +112,9 @@ class LaneLead:
         return False
 
     def judge(self, exc: Exception) -> None:
-        """Raises `ConfigurationError` when a key of the lane has another type. Trying again would not help then."""
-        if "WRONGTYPE" in str(exc):
-            with suppress(RedisError, OSError), client(self._url) as redis:
-                refuse_misplaced(redis, self._lane.settings.keys, queues=True)
+        """Raises `ConfigurationError` when ``exc`` is due to a key of another type or form: to try again is no help."""
+        with suppress(RedisError, OSError), client(self._url) as redis:
+            refuse_misplaced(redis, self._lane.settings.keys, queues="WRONGTYPE" in str(exc))
 
     def drop_leader(self) -> None:
         leader, self.leader = self.leader, None
@@ -159,7 +158,8 @@ class LaneLead:
                 time.sleep(0.05)
             except (RedisError, OSError, TicketBridgeError):
                 raise
-            except Exception:
+            except Exception as exc:
+                self.judge(exc)
                 # A defect of this master. The process goes on, and another master may be able to lead.
                 logger.exception("cannot lead: stepping down")
                 self._defective()

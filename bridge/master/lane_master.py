@@ -185,8 +185,8 @@ class LaneMaster:
             self._follows = token
             logger.info("standing by: %s leads %s", holder, self.title)
 
-    def refused(self, exc: RedisError) -> None:
-        """Redis answered with an error when this master asked for the lead."""
+    def refused(self, exc: Exception) -> None:
+        """Redis answered with an error, or with what no leader writes, when this master asked for the lead."""
         self._stand_at = time.monotonic() + 5 * RETRY_S
         try:
             self._lead.judge(exc)

@@ -276,7 +276,12 @@ class Leads:
             if elected:
                 lane.elected(token, sent)
                 continue
-            lane.follows(read_token(token).holder, token)
+            try:
+                holder = read_token(token).holder
+            except ValueError as exc:
+                lane.refused(exc)
+                continue
+            lane.follows(holder, token)
             self._ask_at = min(self._ask_at, now + max(0.01, left_ms / 1000))
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:

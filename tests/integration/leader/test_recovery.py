@@ -426,3 +426,29 @@ def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneU
     assert len(errors) == 1
     assert f"the key {name} is a " in errors[0] or f"the key {name} is not a stream" in errors[0]
     assert "Traceback" not in master.logs()
+
+
+@pytest.mark.parametrize("value", [b"", b"abc", b"\xff\xfe"], ids=repr)
+@pytest.mark.parametrize("key", ["leader", "term", "fence"])
+def test_a_master_that_meets_a_string_of_another_form_ends_and_names_it(
+    lane: LaneUnderTest, key: str, value: bytes
+) -> None:
+    master = lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    lane.push("T0", {"n": 0})
+    lane.wait_done(1)
+
+    # When it is written by hand while a master leads, and the next term begins
+    name = getattr(lane.keys, key)
+    lane.redis.set(name, value)
+    if key != "leader":
+        lane.redis.delete(lane.keys.leader)
+    lane.push("T1", {"n": 0})
+
+    # Then the master ends, with one line
+    assert master.wait(timeout_s=30) == 2
+    errors = [line for line in master.logs().splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert f"the key {name} holds " in errors[0]
+    assert "Traceback" not in master.logs()

@@ -1,13 +1,18 @@
-"""Every program names a key of the lane with a wrong type, and says what to do."""
+"""Every program names a key of the lane with a wrong type or form, and says what to do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from bridge.link.key_types import types_of
+from bridge.link.key_types import refuse_misplaced, types_of
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
@@ -37,6 +42,68 @@ COMMANDS = (
 def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
     with command_line(tmp_path, monkeypatch, server.url) as made:
         yield made
+
+
+#: What other programs and hands write into a string. Each is neither a number, nor a stream id, nor a leader's token.
+TEXTS = st.one_of(
+    st.sampled_from([b"", b"abc", b"1.5", b"-1", b"1e3", b"0x10", b" 7", b"07", b"nan", b"inf", b"9" * 400, b"1\n"]),
+    st.integers(min_value=2**53).map(lambda number: str(number).encode()),
+    st.integers(max_value=-1).map(lambda number: str(number).encode()),
+    st.floats().map(lambda number: repr(number).encode()),
+    st.binary(max_size=60).filter(lambda value: not re.fullmatch(rb"[0-9]+([ -].*)?", value, re.DOTALL)),
+)
+
+
+@pytest.mark.parametrize(
+    "key", [KEYS.leader, KEYS.term, KEYS.fence, KEYS.floor], ids=lambda key: key.rpartition(":")[2]
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(value=TEXTS)
+def test_status_and_masters_name_a_string_of_another_form(
+    shell: CommandLine, server: EmbeddedServer, key: str, value: bytes
+) -> None:
+    with server.client() as client:
+        client.set(key, value)
+        try:
+            for command in ("status", "run"):
+                result = shell(command)
+                assert (result.exit_code, result.stdout) == (2, ""), (command, result.stdout, result.stderr)
+                assert result.stderr.startswith(f"Error: the key {key} holds "), result.stderr
+                assert result.stderr.count("\n") == 1
+                assert "delete it" in result.stderr or "set it" in result.stderr
+            assert (client.dbsize(), client.get(key)) == (1, value), "nothing was changed"
+        finally:
+            client.delete(key)
+
+
+@given(st.integers(0, 2**53 - 2))
+def test_each_number_that_lua_counts_is_a_term_and_a_fence(number: int) -> None:
+    values = {
+        KEYS.term: number,
+        KEYS.fence: number,
+        KEYS.leader: f"{number} host:1:abc",
+        KEYS.floor: f"{number}-{number}",
+    }
+
+    class Client:
+        def pipeline(self, **_: Any) -> Any:
+            return nullcontext(self)
+
+        def __init__(self) -> None:
+            self.asked: list[bytes | None] = []
+
+        def type(self, _key: str) -> None:
+            self.asked.append(b"none")
+
+        def get(self, key: str) -> None:
+            self.asked.append(str(values[key]).encode())
+
+        def execute(self) -> list[bytes | None]:
+            found, self.asked = self.asked, []
+            return found
+
+    client: Any = Client()
+    refuse_misplaced(client, KEYS)
 
 
 @pytest.mark.parametrize("key", TYPES, ids=lambda key: key.rpartition(":")[2])
