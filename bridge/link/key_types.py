@@ -5,7 +5,7 @@ the name, or somebody changed it by hand.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import NoPermissionError
@@ -92,14 +92,14 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
     """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's, or a string
     another form; redis errors.
 
-    Two round trips; with ``queues`` another two, for the queues of the consumers. A user who may not ask is not held
-    up.
+    One round trip; with ``queues`` another two, for the queues of the consumers. A user who may not ask is not held up.
     """
+    strings = [getattr(keys, name) for name in _FORMS]
     try:
-        found = _misplaced(redis, types_of(keys))
+        found, values = _look(redis, types_of(keys), strings)
         if queues and not found:
             names: Any = redis.hkeys(keys.consumers)
-            found = _misplaced(redis, {keys.queue(name.decode()): "list" for name in names})
+            found, _ = _look(redis, {keys.queue(name.decode()): "list" for name in names})
     except NoPermissionError:
         return
     if found:
@@ -110,33 +110,30 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
         raise ConfigurationError(
             f"{clash}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
         )
-    try:
-        _refuse_malformed(redis, keys)
-    except NoPermissionError:
-        return
-
-
-def _refuse_malformed(redis: Redis, keys: LaneKeys) -> None:
-    """Raises `ConfigurationError` when a string of the lane has a value of another form."""
-    names = [getattr(keys, name) for name in _FORMS]
-    with redis.pipeline(transaction=False) as pipe:
-        for key in names:
-            pipe.get(key)
-        values = pipe.execute()
-    for key, value, form in zip(names, values, _FORMS.values(), strict=True):
+    for key, value, form in zip(strings, values, _FORMS.values(), strict=True):
         if value is not None and not form.fits(value):
             shown = repr(value[:SHOWN].decode(errors="replace")) + ("…" if len(value) > SHOWN else "")
             raise ConfigurationError(f"the key {printable(key)} holds {shown}, not {form.name}; {form.advice}")
 
 
-def _misplaced(redis: Redis, expected: dict[str, str]) -> list[tuple[str, str, str]]:
-    """(key, its type, the type that it should have) for each existing key with a wrong type."""
+def _look(
+    redis: Redis, expected: dict[str, str], strings: Sequence[str] = ()
+) -> tuple[list[tuple[str, str, str]], list[bytes | None]]:
+    """((key, its type, the type that it should have) for each existing key with a wrong type, the values of
+    ``strings``). A value is None where there is none, or it may not be read.
+    """
     with redis.pipeline(transaction=False) as pipe:
         for key in expected:
             pipe.type(key)
-        types = [reply.decode() for reply in pipe.execute()]
+        for key in strings:
+            pipe.get(key)
+        replies = pipe.execute(raise_on_error=False)
+    types, values = replies[: len(expected)], replies[len(expected) :]
+    for reply in types:
+        if isinstance(reply, Exception):
+            raise reply
     return [
-        (key, actual, type_)
+        (key, actual.decode(), type_)
         for (key, type_), actual in zip(expected.items(), types, strict=True)
-        if actual not in ("none", type_)
-    ]
+        if actual.decode() not in ("none", type_)
+    ], [None if isinstance(value, Exception) else value for value in values]

@@ -98,7 +98,8 @@ def test_each_number_that_lua_counts_is_a_term_and_a_fence(number: int) -> None:
         def get(self, key: str) -> None:
             self.asked.append(str(values[key]).encode())
 
-        def execute(self) -> list[bytes | None]:
+        def execute(self, *, raise_on_error: bool) -> list[bytes | None]:
+            assert not raise_on_error
             found, self.asked = self.asked, []
             return found
 
