@@ -22,6 +22,8 @@ from zlib import crc32
 MOST = 4096
 #: The generation and the number in the suffix of an id.
 _PARTS = re.compile("[gp][0-9]+")
+#: The end of the name of a partition's stream.
+_PARTITION = re.compile(r":p[0-9]+\Z")
 #: What stands between a stream id and the name of its partition.
 AT = "@"
 
@@ -98,6 +100,11 @@ class Layout:
         if not self.is_split:
             return ""
         return f"{AT}p{number}" if self.generation == 0 else f"{AT}g{self.generation}p{number}"
+
+
+def is_partition(stream: str) -> bool:
+    """Whether ``stream`` has the name of a partition of another stream."""
+    return _PARTITION.search(stream) is not None
 
 
 def first_partition(stream: str) -> str:

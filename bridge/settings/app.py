@@ -64,7 +64,7 @@ class Settings(BaseModel):
     )
     follows: tuple[OlderVersion, ...] = Field(
         default=(),
-        description="The older versions of the stream, oldest first: names of streams, or dicts of `stream` and "
+        description="The older versions of the stream, oldest first: names of whole streams, or dicts of `stream` and "
         "`task`, the default task of its messages (`tasks`, a dict by subscription, where an app has several). A "
         "message waits until no older version has an undone message of its ticket, unread ones included.",
     )

@@ -53,7 +53,11 @@ class LaneSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stream: str = Field(
-        default="ticket_stream", min_length=1, max_length=512, description="The Redis stream that messages come from."
+        default="ticket_stream",
+        min_length=1,
+        max_length=512,
+        description="The Redis stream that messages come from. It must not end in `:p` and a number, as the "
+        "partitions of a stream do.",
     )
     group: str = Field(
         default="concurrency_stream_group",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.partitions import is_partition
 from bridge.settings.lane import LaneSettings
 
 #: The key as messages name it.
@@ -53,7 +54,14 @@ def read_follows(given: object) -> tuple[OlderVersion, ...]:
 
 
 def check_follows(versions: tuple[OlderVersion, ...], lane: LaneSettings) -> None:
-    """Raises `ConfigurationError` when the stream of ``lane`` would follow itself, or a stream cannot have the name."""
+    """Raises `ConfigurationError` when the stream of ``lane`` would follow itself, or it is or follows a partition."""
+    for key, stream in (("bridge_stream", lane.stream), *((SETTING, version.stream) for version in versions)):
+        if is_partition(stream):
+            # Its keys would be those of the other stream's lanes.
+            raise ConfigurationError(
+                f"{key} names {stream!r}, and a name that ends in :p and a number is that of a partition: name the "
+                "whole stream"
+            )
     for version in versions:
         if version.stream == lane.stream:
             raise ConfigurationError(

@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.app.installation import install
 from bridge.app.lanes import lane_of, lanes_of
 from bridge.app.task_options import check_tasks
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.partitions import MOST, Layout
 
 
-def app(**settings: Any) -> Celery:
+def app(**conf: Any) -> Celery:
     made = Celery("shop", broker="redis://127.0.0.1:6379/0", set_as_current=False)
     install(made)
-    made.conf.update(bridge_stream="orders:v3", **settings)
+    made.conf.update({"bridge_stream": "orders:v3", **conf})
     for name in ("shop.apply", "shop.apply_v1", "shop.search"):
 
         def apply(self: Any, ticket_id: str, payload: Any) -> None:
@@ -26,8 +29,8 @@ def app(**settings: Any) -> Celery:
     return made
 
 
-def refusal(**settings: Any) -> str:
-    made = app(**settings)
+def refusal(**conf: Any) -> str:
+    made = app(**conf)
     with pytest.raises(ConfigurationError) as caught:
         check_tasks(made)
     assert "\n" not in str(caught.value)
@@ -97,6 +100,35 @@ def test_what_cannot_work_is_refused_in_one_line(given: Any, says: str) -> None:
     message = refusal(bridge_default_task="shop.apply", bridge_follows=given)
     assert says in message
     assert "bridge_follows" in message
+
+
+names = st.text(st.characters(exclude_characters="{}", categories=("L", "N", "P")), min_size=1, max_size=20)
+layouts = st.builds(Layout, st.integers(2, MOST), st.integers(0, 10**6))
+
+
+@settings(deadline=None)
+@given(names, layouts, st.data(), st.sampled_from(["bridge_stream", "bridge_follows", "a dict"]))
+def test_a_partition_is_no_stream_of_an_app_whatever_its_layout(
+    stream: str, layout: Layout, data: st.DataObject, key: str
+) -> None:
+    partition = layout.stream(stream, data.draw(st.integers(0, layout.partitions - 1)))
+    conf: Any = {
+        "bridge_stream": {"bridge_stream": partition},
+        "bridge_follows": {"bridge_follows": ["orders", partition]},
+        "a dict": {"bridge_follows": [{"stream": partition}]},
+    }[key]
+    message = refusal(bridge_default_task="shop.apply", **conf)
+    assert "name the whole stream" in message
+    assert repr(partition) in message
+    assert message.startswith(next(iter(conf)))
+
+
+@pytest.mark.parametrize(
+    "stream", ["orders:v2", "p0", "orders:p", "orders:p1:x", "orders-p1", "orders:px1", "orders:P1"]
+)
+def test_other_names_are_streams(stream: str) -> None:
+    check_tasks(app(bridge_default_task="shop.apply", bridge_follows=[stream]))
+    check_tasks(app(bridge_default_task="shop.apply", bridge_stream=stream))
 
 
 def test_one_task_for_several_subscriptions_is_refused() -> None:
