@@ -6,14 +6,11 @@ server until the lane ends, and then restored.
 
 from __future__ import annotations
 
-import logging
 import threading
-import uuid
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from celery.contrib.testing.worker import start_worker
 from redis import Redis
 
 from bridge.app.installed import bridge_of
@@ -21,6 +18,7 @@ from bridge.link.connections import client
 from bridge.master.process import Master
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.due import make_due
+from bridge.testing.lane_worker import worker_on_thread
 from bridge.testing.outcome import app_lanes_here, dead_letters, lanes_here, wait_until_done
 from bridge.testing.pointing import pointed_at
 
@@ -28,7 +26,7 @@ from bridge.testing.pointing import pointed_at
 class Lane:
     """A context manager; ``url`` names a server, else one is started (the extra ``embedded``).
 
-    ``concurrency``: tickets that are handled at once. Starting takes about a second.
+    ``concurrency``: tickets that are handled at once. Starting takes about a second. Then ``url`` is its server's.
     """
 
     def __init__(self, app: Any, *, url: str | None = None, concurrency: int = 2) -> None:
@@ -41,23 +39,11 @@ class Lane:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             url = self._url or stack.enter_context(EmbeddedServer(append_only=False)).url
+            self.url = url
             stack.enter_context(pointed_at(self.app, url))
             self.redis: Redis = stack.enter_context(client(url))
             self._lead(stack)
-            # Celery's starter asks for the level of its own log.
-            level = logging.getLogger().getEffectiveLevel() or logging.WARNING
-            name = f"test-{uuid.uuid4().hex[:8]}@localhost"
-            stack.enter_context(
-                start_worker(
-                    self.app,
-                    pool="threads",
-                    concurrency=self._concurrency,
-                    loglevel=level,
-                    hostname=name,
-                    perform_ping_check=False,
-                    shutdown_timeout=30,
-                )
-            )
+            stack.enter_context(worker_on_thread(self.app, self._concurrency))
             self._stack = stack.pop_all()
         return self
 

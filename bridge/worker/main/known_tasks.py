@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 def queues_of(app: Celery, own: frozenset[str]) -> frozenset[str]:
-    """The Celery queues that this worker consumes now, except its ``own`` queues for tickets."""
+    """The Celery queues that this worker consumes now, except the process's ``own`` queues for tickets."""
     return frozenset(app.amqp.queues.consume_from) - own
 
 

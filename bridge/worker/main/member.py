@@ -197,7 +197,7 @@ class Member:
         watch_own_deadline(self.shared, self.lane.lease)
 
     def start(self, consumer: Any, own_queues: frozenset[str]) -> None:
-        """Takes the lease: the worker will consume next. ``own_queues``: its queues for tickets, of all its lanes.
+        """Takes the lease: the worker will consume next. ``own_queues``: the queues for tickets of this process.
 
         After a lost connection Celery calls this again. Then the lease is kept, and only the messages that Celery may
         have dropped are noted.

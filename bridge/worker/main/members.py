@@ -23,6 +23,7 @@ class Members:
 
     def __init__(self, app: Celery, name: str) -> None:
         self.app = app
+        self.name = name
         url: str = app.bridge.settings.redis_url
         lanes = served_lanes(app)
         self._members = [Member(app, name, lane) for lane in lanes]
@@ -51,15 +52,15 @@ class Members:
         """Whether the members have taken their leases."""
         return any(member.lease is not None for member in self._members)
 
-    def start(self, consumer: Any) -> None:
-        """Takes the leases. ``consumer``: Celery's, which will consume next."""
+    def start(self, consumer: Any, own_queues: frozenset[str]) -> None:
+        """Takes the leases. ``consumer``: Celery's, which will consume next. ``own_queues``: as for a `Member`."""
         for member in self._members:
-            member.start(consumer, self.queues)
+            member.start(consumer, own_queues)
 
-    def refresh_tasks(self) -> None:
+    def refresh_tasks(self, own_queues: frozenset[str]) -> None:
         """Looks again which tasks the worker can run: an operator may have changed its queues."""
         for member in self._members:
-            member.refresh_tasks(self.queues)
+            member.refresh_tasks(own_queues)
 
     def leave(self, streams: frozenset[str]) -> None:
         """Lets the worker leave the lanes of these streams soon: it has no messages of them."""

@@ -7,7 +7,7 @@ which a pool process reads before each message. And ``terminate`` also looks int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -15,20 +15,22 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, ok
 from kombu.utils.functional import maybe_list
 
+from bridge.worker.main.workers_here import members_of
+
 if TYPE_CHECKING:
     from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
 
-def hook_revokes(workers: Mapping[str, Members]) -> None:
-    """Extends Celery's remote commands ``revoke`` and ``terminate`` for the workers ``workers``."""
+def hook_revokes() -> None:
+    """Extends Celery's remote commands ``revoke`` and ``terminate`` for the workers of this process."""
     ordinary: Callable[..., Any] = Panel.data["revoke"]
     if getattr(ordinary, "of_ticket_bridge", False):
         return
 
     def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
-        members = workers.get(state.hostname)
+        members = members_of(state.consumer)
         if members is None:
             return ordinary(state, task_id, terminate, signal, **kwargs)
         ids = frozenset(maybe_list(task_id) or ())

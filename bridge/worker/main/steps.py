@@ -21,6 +21,7 @@ from bridge.link.health import EVERY_S, Health
 from bridge.routing.errors import TicketBridgeError
 from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_on_outage_replies
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
+from bridge.worker.celery_patches.own_loop import give_own_loop
 from bridge.worker.main import strategy
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
@@ -29,6 +30,7 @@ from bridge.worker.main.members import Members
 from bridge.worker.main.new_layout import LayoutWatch
 from bridge.worker.main.revoking import hook_revokes
 from bridge.worker.main.server_check import check_lane_server, end_worker, exit_with_error
+from bridge.worker.main.workers_here import members_of, require_own_queues, ticket_queues, workers
 from bridge.worker.pool import calls as pool_calls
 from bridge.worker.pool.execute import Execution
 
@@ -37,15 +39,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Worker name -> its members. A process usually has one worker; a program may start several.
-_workers: dict[str, Members] = {}
-
 
 class JoinStep(bootsteps.StartStopStep):
     """Makes the worker a member of the lane, before its pool starts any process."""
 
+    #: It may replace the loop.
+    requires = ("celery.worker.components:Hub",)
+
     def create(self, parent: Any) -> None:
         """Celery sets the worker up. It has not started yet."""
+        give_own_loop(parent)
         try:
             _join(parent.app, parent)
         except TicketBridgeError as exc:
@@ -53,7 +56,7 @@ class JoinStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Celery starts the worker. A handler of Celery's signals may have chosen other queues since `create`."""
-        members = _workers.get(parent.hostname)
+        members = workers.get(parent)
         if members is not None:
             _consume(parent.app, members)
 
@@ -72,16 +75,19 @@ class MemberStep(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
-        members = _workers.get(parent.hostname)
+        members = members_of(parent)
         if members is None:
             return
+        for queue in ticket_queues() - members.queues:
+            # Workers of one app share its queues. What the leader sends to another one of them is not for this one.
+            parent.task_consumer.cancel_by_queue(queue)
         # Celery forgets its timers when it reconnects.
         if self._timer is not None:
             self._timer.cancel()
         try:
             health = Health(members.app.bridge.settings.health_file)
             self._timer = parent.timer.call_repeatedly(EVERY_S, self._every_second, (members, health, parent))
-            members.start(parent)
+            members.start(parent, ticket_queues())
             members.layout_watch.start()
         except TicketBridgeError as exc:
             end_worker(parent.controller, exc)
@@ -90,11 +96,11 @@ class MemberStep(bootsteps.StartStopStep):
     def _every_second(members: Members, health: Health, consumer: Any) -> None:
         health.turn()
         members.leave_lanes(consumer)
-        members.refresh_tasks()
+        members.refresh_tasks(ticket_queues())
 
     def close(self, parent: Any) -> None:
         """The worker stops: Celery's loop has ended for good. After a lost connection Celery does not call this."""
-        members = _workers.get(parent.hostname)
+        members = members_of(parent)
         if members is not None and members.have_leases:
             # After a signal this was done before. Without one (a remote command, an error) it is done here.
             members.begin_shutdown()
@@ -110,14 +116,15 @@ def _join(app: Celery, worker: Any) -> None:
     check_tasks(app)
     # If the server is away, `ServerStep` waits for it later, where the app is set so.
     check_lane_server(app)
-    members = _workers[worker.hostname] = Members(app, worker.hostname)
+    members = Members(app, worker.hostname)
+    require_own_queues(members)
+    workers[worker] = members
     members.layout_watch = LayoutWatch(app, worker, leave=members.leave, begin_shutdown=members.begin_forced_shutdown)
     hook_cold_shutdown(worker, members)
     _leave_when_terminated(worker)
     members.watcher.ensure()
     _consume(app, members)
-    strategy.set_members(members)
-    pool_calls.set_current({one.queue: Execution(app, one.lane, one.shared, one.writer, one.name) for one in members})
+    pool_calls.add({one.queue: Execution(app, one.lane, one.shared, one.writer, one.name) for one in members})
 
 
 def _consume(app: Celery, members: Members) -> None:
@@ -130,9 +137,13 @@ def _consume(app: Celery, members: Members) -> None:
         queue.exchange = Exchange("")
 
 
-def _leave(app: Celery, members: Members) -> None:
-    """Removes the worker's queues from the app: the worker has ended, and its program may start another one."""
-    queues = app.amqp.queues
+def _leave(worker: Any) -> None:
+    """Forgets the worker, and removes its queues from the app: it has ended, and its program may start another one."""
+    members = workers.pop(worker, None)
+    if members is None:
+        return
+    pool_calls.remove(members.queues)
+    queues = members.app.amqp.queues
     for chosen in (queues, queues._consume_from, getattr(queues, "_default_consume_from", None)):
         if chosen is not None:
             for name in members.by_queue:
@@ -145,9 +156,7 @@ def _leave_when_terminated(worker: Any) -> None:
 
     def terminate_and_leave(in_sighandler: bool = False) -> None:
         terminate(in_sighandler)
-        members = _workers.pop(worker.hostname, None)
-        if members is not None:
-            _leave(worker.app, members)
+        _leave(worker)
 
     worker.terminate = terminate_and_leave
 
@@ -165,28 +174,28 @@ def check_settings(app: Celery) -> None:
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _child_started(**_: Any) -> None:
-    for members in _workers.values():
+    for members in workers.values():
         members.child_started()
 
 
 @signals.worker_shutting_down.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _shutting_down(**_: Any) -> None:
-    for members in _workers.values():
+    for members in workers.values():
         members.layout_watch.stop()
         members.begin_forced_shutdown()
 
 
 @signals.worker_shutdown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _stopped(sender: Any, **_: Any) -> None:
-    members = _workers.pop(getattr(sender, "hostname", ""), None)
+    members = workers.get(sender)
     if members is not None:
         members.stop()
-        _leave(members.app, members)
+        _leave(sender)
 
 
 @signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator, unused-ignore]
-def _unknown(message: Any, name: str, **_: Any) -> None:
-    strategy.unknown_task(message, name)
+def _unknown(sender: Any, message: Any, name: str, **_: Any) -> None:
+    strategy.unknown_task(sender, message, name)
 
 
-hook_revokes(_workers)
+hook_revokes()

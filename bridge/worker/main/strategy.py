@@ -30,35 +30,26 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.celery_patches.waiting_requests import put_first
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.ticket_requests import TicketRequest
+from bridge.worker.main.workers_here import members_of
 from bridge.worker.pool.calls import run_bundle, run_ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from bridge.worker.main.member import Member
-    from bridge.worker.main.members import Members
 
 logger = get_logger(__name__)
 
 #: Whether it was logged that the pool cannot stop a task.
 _said = False
-#: The members (the bridge's part of this worker process). They are set at start.
-_members: Members | None = None
-
-
-def set_members(members: Members) -> None:
-    """Sets the members for which this process takes messages."""
-    global _members
-    _members = members
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     """Returns the handler for messages of ``task``. Celery calls this for each task."""
     ordinary = symbol_by_name(task._ordinary_strategy)(task, app, consumer, **kwargs)
-    if _members is None:
+    members = members_of(consumer)
+    if members is None:
         return ordinary
-    by_queue = _members.by_queue
-    only = next(iter(_members)) if len(by_queue) == 1 else None
+    by_queue = members.by_queue
+    only = next(iter(members)) if len(by_queue) == 1 else None
     eventer = consumer.event_dispatcher
     bundle = task.name == BUNDLE_TASK
     base = create_request_cls(
@@ -103,7 +94,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     def take(member: Member, message: Any, headers: Any, callbacks: Any) -> Any:
         if not member.take(headers, message.body):
             return None
-        if HEADER_ALONE in headers and any(other.open.all for other in _others(member)):
+        if HEADER_ALONE in headers and any(other.open.all for other in members if other is not member):
             member.decline(headers, message.body)
             return None
         if member.is_stopping:
@@ -167,17 +158,15 @@ def _say_that_nothing_stops(headers: Any) -> None:
     )
 
 
-def _others(member: Member) -> Iterator[Member]:
-    """The members of this worker in its other lanes."""
-    return (other for other in _members or () if other is not member)
-
-
-def unknown_task(message: Any, name: str) -> None:
-    """Handles a ticket message whose task this worker does not have: it is dead, with that reason."""
+def unknown_task(consumer: Any, message: Any, name: str) -> None:
+    """Handles a ticket message whose task the worker of ``consumer`` (Celery's) does not have: it is dead, with that
+    reason.
+    """
     headers = message.headers or {}
-    if _members is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
+    members = members_of(consumer)
+    if members is None or HEADER_BASE not in headers or name == BUNDLE_TASK:
         return
-    member = _members.by_queue.get(message.delivery_info.get("routing_key"))
+    member = members.by_queue.get(message.delivery_info.get("routing_key"))
     if member is None:
         return
     error = f"{NotRegistered.__name__}: the worker does not know the task {name}"

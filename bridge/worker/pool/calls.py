@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from bridge.protocol.headers import first_fence
 from bridge.worker.pool import bundles
-from bridge.worker.pool.delivery import Traced
+from bridge.worker.pool.delivery import Traced, ignored
 from bridge.worker.pool.exceptions import picklable, stand_in
 from bridge.worker.pool.execute import ASKED_TO_END, CutOff, Execution
 
 #: Packages whose exceptions end a greenlet.
 GREEN = ("greenlet", "gevent", "eventlet")
 
+#: Why a thread or greenlet that outlives its worker does not run a message: the leader has it back.
+WORKER_HAS_ENDED = "the worker of this message has ended"
+
 #: The result that Celery's pools of greenlets report for a greenlet that was killed.
 CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
 
-#: Queue for tickets -> the execution of its lane. Set before the pool forks.
-_executions: Mapping[str, Execution] = {}
-#: The execution, when there is one lane.
-_only: Execution | None = None
+#: Queue for tickets -> the execution of its lane. Set before the pool forks. A process may have several workers.
+_executions: dict[str, Execution] = {}
 
 
-def set_current(executions: Mapping[str, Execution]) -> None:
-    """Sets what `run_ticket` and `run_bundle` use in this process and its children: queue -> execution."""
-    global _executions, _only
-    _executions = executions
-    _only = next(iter(executions.values())) if len(executions) == 1 else None
+def add(executions: Mapping[str, Execution]) -> None:
+    """Adds what `run_ticket` and `run_bundle` use in this process and its children: queue -> execution."""
+    _executions.update(executions)
+
+
+def remove(queues: Iterable[str]) -> None:
+    """Removes what `add` added for ``queues``: their worker has ended."""
+    for queue in queues:
+        _executions.pop(queue, None)
 
 
 def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a message that travelled alone. Celery's pool calls this as it calls Celery's own trace function."""
     del uuid
-    execution = _only or _executions[request["delivery_info"]["routing_key"]]
+    execution = _executions.get(request["delivery_info"]["routing_key"])
+    if execution is None:
+        return ignored(WORKER_HAS_ENDED)
     try:
         return picklable(execution.run_alone(request, name, body))
     except BaseException as exc:
@@ -46,7 +53,9 @@ def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a bundle. Celery's pool calls this as it calls Celery's own trace function."""
     del name, uuid
-    execution = _only or _executions[request["delivery_info"]["routing_key"]]
+    execution = _executions.get(request["delivery_info"]["routing_key"])
+    if execution is None:
+        return ignored(WORKER_HAS_ENDED)
     try:
         return picklable(bundles.run_bundle(execution, request, body))
     except BaseException as exc:
