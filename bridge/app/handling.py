@@ -86,6 +86,8 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             ticket.write_success()
         return result
     except (Ignore, Reject, Retry, StaleFence) as exc:
+        if _cannot_come_again(ticket, exc):
+            raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
         ticket.decided = exc
         ticket.end_state()
         raise
@@ -131,6 +133,8 @@ def before_start(self: Any, *args: Any) -> None:
     try:
         super(self._outermost, self).before_start(*args)
     except (Ignore, Reject, Retry) as exc:
+        if ticket is not None and _cannot_come_again(ticket, exc):
+            raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
         if ticket is not None:
             ticket.decided = exc
             ticket.end_state()
@@ -144,6 +148,18 @@ def before_start(self: Any, *args: Any) -> None:
             ticket.end_state()
             return
         raise_or_retry(self, ticket, exc)
+
+
+def _cannot_come_again(ticket: TicketContext, exc: Exception) -> bool:
+    """Whether the task asked for a retry by Celery's own exception, and this was its last attempt."""
+    return isinstance(exc, Retry) and ticket.pushed and (ticket.gave_up or ticket.is_last_attempt)
+
+
+def _cause_of(task: Any, ticket: TicketContext, retry: Any) -> Exception:
+    if isinstance(retry.exc, Exception):
+        return retry.exc
+    made: Exception = task.MaxRetriesExceededError(f"gave up after {ticket.attempt} attempts")
+    return made
 
 
 def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:

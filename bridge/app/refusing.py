@@ -54,6 +54,13 @@ class Dead(RefusedByTask):
     """The message goes to the dead letters at once, whatever attempts it has left."""
 
 
+class Rejected(Exception):
+    """The error of a message's result, where its task gave it up by Celery's `Reject`.
+
+    Not `Reject` itself: in a task that waits for the result it would reject that task's message, too.
+    """
+
+
 def _seconds(delay: float | timedelta | None) -> float | None:
     if isinstance(delay, timedelta):
         delay = delay.total_seconds()

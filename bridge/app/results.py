@@ -16,6 +16,9 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,8 @@ _MESSAGE_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(@(g[0-9]{1,10})?p[0-9]{1,4})?
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)*")
 _BETWEEN = "::"
 _LONGEST = 100
+#: The message whose result the bridge stores now, and its lane, where no task of it runs.
+_stored: ContextVar[tuple[str, LaneSettings] | None] = ContextVar("bridge_stored_result", default=None)
 _DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model_fields["group"].default)
 
 
@@ -50,6 +55,16 @@ def subscription_of_results(app: Celery) -> str:
         if lane.is_subscription and any(not app.tasks[task].ignore_result for task in lane.tasks if task in app.tasks):
             return lane.name
     return lanes[0].name
+
+
+@contextmanager
+def result_in(lane: LaneSettings, message_id: str) -> Iterator[None]:
+    """In the block, the result of ``message_id`` is the one in ``lane``: the task that could say so does not run."""
+    token = _stored.set((message_id, lane))
+    try:
+        yield
+    finally:
+        _stored.reset(token)
 
 
 def keep_results_apart(app: Celery) -> None:
@@ -83,6 +98,9 @@ class _LaneNames:
             # The pool process stores the result of the message that it runs. It may be one of an older version of the
             # stream, whose producers look for it under their own stream.
             return _prefix_of(whole_stream(ticket.lane.stream, message_id), ticket.lane.group)
+        stored = _stored.get()
+        if stored is not None and stored[0] == message_id:
+            return _prefix_of(whole_stream(stored[1].stream, message_id), stored[1].group)
         return self._lane_prefix
 
     @cached_property

@@ -28,6 +28,7 @@ from celery.platforms import signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
 
+from bridge.app.results import result_in
 from bridge.protocol.headers import first_fence, heads_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
@@ -219,7 +220,7 @@ class BridgeRequest(_Base):
 
     def _notice_of(self, one: CarriedMessage, exc: BaseException) -> CeleryNotice:
         send_gathered(self._eventer)
-        return CeleryNotice(self._app.tasks[one.task], self.context_of(one), exc, self._eventer)
+        return CeleryNotice(self._app.tasks[one.task], self.context_of(one), exc, self._eventer, self.member.lane)
 
     @property
     def _waits_for_end(self) -> bool:
@@ -308,7 +309,8 @@ class BridgeRequest(_Base):
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> Any:
         if not terminated or self.member.forks:
             self.lost(Kind.DEAD, Revoked(reason))
-        return super()._announce_revoked(reason, terminated, signum, expired)
+        with result_in(self.member.lane, self.id):
+            return super()._announce_revoked(reason, terminated, signum, expired)
 
 
 class Revoked(Exception):

@@ -12,7 +12,7 @@ process does not know of: `Execution.report_cut_off`.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery import states
@@ -21,13 +21,21 @@ from celery.signals import task_failure, task_retry, task_revoked
 from celery.utils.log import get_logger
 from kombu.utils.encoding import safe_repr
 
+from bridge.app.results import result_in
+
+if TYPE_CHECKING:
+    from bridge.settings.lane import LaneSettings
+
 logger = get_logger(__name__)
 
 
 class CeleryNotice:
-    """The report of one attempt of one message. ``request``: its Celery context. ``eventer``: None to send no event."""
+    """The report of one attempt of one message of ``lane``. ``request``: its Celery context. ``eventer``: None to send
+    no event.
+    """
 
-    def __init__(self, task: Any, request: Any, exc: BaseException, eventer: Any) -> None:
+    def __init__(self, task: Any, request: Any, exc: BaseException, eventer: Any, lane: LaneSettings) -> None:
+        self._lane = lane
         self._task = task
         self._request = request
         self._exc = exc
@@ -92,7 +100,8 @@ class CeleryNotice:
     def _quietly(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._task.request_stack.push(self._request)
         try:
-            call(*args, **kwargs)
+            with result_in(self._lane, self._request.id):
+                call(*args, **kwargs)
         except Exception:
             # An error of a result backend or of a user's handler must not stop the message.
             logger.exception("cannot report the end of %s[%s]", self._task.name, self._request.id)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from billiard.common import TERM_SIGNAL
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
+from celery import states
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
@@ -36,6 +37,8 @@ from celery.utils.log import get_logger
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.handling import has_expired, retry_delay_ms
+from bridge.app.refusing import Rejected
+from bridge.app.results import result_in
 from bridge.app.state_home import versions_of
 from bridge.consumer.writer import has_no_file_descriptor
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
@@ -70,6 +73,9 @@ if TYPE_CHECKING:
     from bridge.worker.pool.light_tracer import LightTracer
 
 logger = get_logger(__name__)
+
+#: Outcomes that are an attempt: after the last one the message is dead.
+CHARGED = frozenset({Kind.FAILED, Kind.ROLLBACK_FAILED})
 
 #: The exit code of a pool process that Celery asked to end while it runs a message.
 ASKED_TO_END = TERM_SIGNAL - 256
@@ -146,13 +152,11 @@ class Execution:
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
         if task.expires is not None and has_expired(task.expires, delivery.message_id):
-            if not task.ignore_result:
-                task.backend.mark_as_revoked(delivery.message_id, "expired")
+            self._mark_as_expired(task, delivery)
             return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
         own = delivery.own
         if own is not None and own.expires_ms is not None and time.time() * 1000 >= own.expires_ms:
-            if not task.ignore_result:
-                task.backend.mark_as_revoked(delivery.message_id, "expired")
+            self._mark_as_expired(task, delivery)
             return delivery.outcome(Kind.DEAD, EXPIRED), ignored("expired")
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
@@ -193,6 +197,11 @@ class Execution:
         delivery.service_ms = (time.perf_counter() - started) * 1000
         return self._end(delivery, context, traced)
 
+    def _mark_as_expired(self, task: Any, delivery: Delivery) -> None:
+        if not task.ignore_result:
+            with result_in(self.lane, delivery.message_id):
+                task.backend.mark_as_revoked(delivery.message_id, "expired")
+
     def _calls_of(self, incarnation: str) -> tuple[Callable[[TicketContext], None], Callable[[], bool]]:
         """How a message of ``incarnation`` writes its success, and asks for its lease. The same for all messages."""
         known = self._calls
@@ -227,7 +236,33 @@ class Execution:
             if context.dropped is not None:
                 return self._dropped(delivery, context.dropped), (0, repr(None), runtime or 0.0)
             result = ExceptionInfo((type(decided), decided, decided.__traceback__))
-        return self._failure(delivery, result), (1, result, runtime)
+        outcome = self._failure(delivery, result)
+        if getattr(info, "state", None) != states.FAILURE:
+            self._store_failure(delivery, outcome, result)
+        return outcome, (1, result, runtime)
+
+    def _store_failure(self, delivery: Delivery, outcome: Outcome, einfo: ExceptionInfo) -> None:
+        """Stores the result of a message that has ended, and that Celery's tracer does not count as a failure.
+
+        Else a caller would wait for it for ever. The tracer stores nothing for `Reject`, or when an error struck in the
+        tracer itself.
+        """
+        task = self.app.tasks[delivery.task]
+        is_last = delivery.attempt >= self._max_attempts(task, delivery.own)
+        if outcome.kind is not Kind.DEAD and not (outcome.kind in CHARGED and is_last):
+            return
+        if task.ignore_result and not task.store_errors_even_if_ignored:
+            return
+        exc = unwrapped(einfo)
+        if isinstance(exc, Reject):
+            exc = Rejected(str(exc.reason))
+        try:
+            with result_in(self.lane, delivery.message_id):
+                task.backend.store_result(delivery.message_id, exc, states.FAILURE, traceback=str(einfo.traceback))
+        except Exception as late:
+            # The outcome counts, with and without a result.
+            error = one_line(f"{type(late).__name__}: {late}", WHY_CHARS)
+            logger.warning("ticket %s: the result of %s is not stored: %s", delivery.ticket, delivery.message_id, error)
 
     def _max_attempts(self, task: Any, own: OwnRules | None) -> int:
         if own is not None and own.max_attempts is not None:
@@ -318,7 +353,7 @@ class Execution:
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return
-        notice = CeleryNotice(task, Context(request), WorkerLostError(CUT_OFF), None)
+        notice = CeleryNotice(task, Context(request), WorkerLostError(CUT_OFF), None, self.lane)
         if asked or delivery.attempt < self._max_attempts(task, delivery.own):
             notice.retried()
         else:
