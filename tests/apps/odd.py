@@ -25,6 +25,7 @@ app.conf.update(
     bridge_backoff={"base": 0.05, "jitter": 0.0},
     bridge_max_attempts=2,
     bridge_bundle_ms=float(os.environ.get("ODD_BUNDLE_MS", "10")),
+    task_track_started=bool(os.environ.get("ODD_TRACK_STARTED")),
 )
 #: Files that a pool process keeps open.
 kept: list[Any] = []

@@ -22,6 +22,7 @@ from bridge.routing.errors import TicketBridgeError
 from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_on_outage_replies
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.celery_patches.own_loop import give_own_loop
+from bridge.worker.celery_patches.pool_exits import notice_exits_soon
 from bridge.worker.main import strategy
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
@@ -71,6 +72,7 @@ class MemberStep(bootsteps.StartStopStep):
         self.consumer = parent
         reconnect_on_outage_replies(parent)
         ignore_dead_children()
+        notice_exits_soon()
         keep_unanswered_jobs(parent)
         self._timer: Any = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,21 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     assert (letter["message_id"], letter["reason"]) == (
         trimmed, "the entry was deleted from the stream before it was handled",
     )  # fmt: skip
+
+
+def test_the_end_of_a_pool_process_is_noticed_at_once(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # With a connection to the result backend a process takes longer to go than its sentinel.
+    lane = LaneUnderTest(nodes, own_server, tmp_path, ODD_TRACK_STARTED="yes")
+    nodes.worker("w1", app=ODD, arguments=("--concurrency=1", *QUICK), env=lane.env)
+    nodes.master("m1", app=ODD, env=lane.env, ready_text="standing by")
+    lane.push("first", "sound", task="odd.ends")
+    lane.wait_done(1)
+    for n in range(4):
+        lane.push(f"{n}", "leaves", task="odd.ends")
+    # Eight processes end. Celery alone notices most of these ends at its timer, up to 5 s later.
+    began = time.monotonic()
+    lane.wait_done(5, timeout_s=60)
+    assert len(lane.dead_letters()) == 4
+    assert time.monotonic() - began < 10
