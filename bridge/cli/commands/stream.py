@@ -161,6 +161,8 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
         count(found.letters, "dead letter"),
     )
     what = f"{one_line(name)} with {', '.join(numbers)}"
+    if not as_json:
+        click.echo(_gone(target, one_line(name)))
     if not dry_run:
         if not yes:
             if not sys.stdin.isatty():
@@ -176,6 +178,13 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
         click.echo(f"retired {what}; {count(deleted, 'key')} deleted")
         if any(version.stream == name for version in settings.follows):
             click.echo("this app still names it in bridge_follows: take it out; masters and workers leave it out")
+
+
+def _gone(target: Target, what: str) -> str:
+    """Says that the history goes with ``what``."""
+    return target.completed(
+        f"the history and the counters of {what} are deleted with it: run `bridge audit` before, which proves that part"
+    )
 
 
 def _since(ms: int) -> str:
@@ -215,11 +224,14 @@ def repartition(
     if dry_run:
         repartitioning.check(redis, name, before, partitions)
         said(f"{one_line(name)} has {count(before.partitions, 'partition')}, and can have {parts}")
+        if has_begun:
+            said(_gone(target, "each old partition"))
     elif not has_begun:
         said(f"{one_line(name)} has {parts}")
     else:
         repartitioning.begin(redis, name, before, partitions)
         said(f"{one_line(name)} has {parts} for new messages")
+        said(_gone(target, "each old partition"))
     why = "" if dry_run or not has_begun else _finish(redis, name, keep_s, timeout_s, said)
     layout = find_layout(redis, name, 1)
     if as_json:

@@ -1,4 +1,4 @@
-"""`bridge stream retire`: --dry-run writes nothing."""
+"""`bridge stream retire`: --dry-run writes nothing, and what goes is said before."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ def test_the_app_of_a_retired_stream_takes_the_retirement_back(
         assert old("push", "-", "--format", "json", stdin=row).exit_code == 0
         assert redis.hgetall(retired_key("orders:v2")) == {}
         assert "was not retired" in old("stream", "retire", "orders", "--undo").stderr
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--yes", "ask", "--json"])
+@pytest.mark.parametrize("command", ["retire", "repartition"])
+def test_what_deletes_a_history_says_so_before(shell: CommandLine, redis: Any, command: str, how: str) -> None:
+    stream = {"retire": "orders", "repartition": "orders:v2"}[command]
+    redis.xdel(stream, redis.xadd(stream, {"ticket_id": "A", "payload": "{}"}))
+    words = {"retire": ("retire", "orders"), "repartition": ("repartition", "2", "--timeout", "0")}[command]
+    option = {"--yes": ("--yes",) if command == "retire" else (), "ask": ()}.get(how, (how,))
+    said = shell("stream", *words, *option)
+    told = said.stdout + said.stderr
+    assert told.count("the history and the counters of ") == (how != "--json")
+    assert how == "--json" or "audit` before" in told
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
