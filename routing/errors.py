@@ -55,7 +55,9 @@ class ServerTooOld(TicketBridgeError):
 
 
 class ServerUnfit(TicketBridgeError):
-    """The Redis server is set up in a way that the bridge cannot work with: cluster mode, or eviction of keys."""
+    """The Redis server is set up in a way that the bridge cannot work with: cluster mode, eviction of keys, or disabled
+    commands.
+    """
 
 
 class ServerStartFailed(TicketBridgeError):

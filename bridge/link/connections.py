@@ -46,6 +46,15 @@ CLOSED = "Connection closed by server"
 OLDEST = (6, 2, 0)
 
 
+#: What is said behind the names of commands that the server has not.
+LACKS_ADVICE = (
+    "which the bridge needs: it is disabled or renamed there (rename-command); let the server have it; `bridge acl` "
+    "prints the commands of each role"
+)
+#: What Redis and Valkey say of a command that they have not. From within a script they do not name it.
+_UNKNOWN = re.compile(r"unknown (?:redis )?command(?:,? ['`]?(?!called from)(?P<name>[\w|-]+))?", re.IGNORECASE)
+
+
 class Wire:
     """One raw connection: replies as they come, and a blocking read that can be waited for with a selector."""
 
@@ -151,6 +160,15 @@ class Wire:
             self._connection = own
 
 
+def lacks_command(exc: BaseException) -> ServerUnfit | None:
+    """The error to show, one line, when ``exc`` says that the server has not a command; None: it does not."""
+    said = _UNKNOWN.search(str(exc)) if isinstance(exc, ResponseError) else None
+    if said is None:
+        return None
+    which = f"no command {said['name'].upper()}" if said["name"] else "not all commands of a script"
+    return ServerUnfit(f"the server has {which}, {LACKS_ADVICE}")
+
+
 @contextmanager
 def over(client_: Any, other: Any) -> Iterator[None]:
     """Makes ``client_`` use the connections of ``other`` within the block: two clients of one connection each."""
@@ -176,6 +194,8 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
     except UNAVAILABLE as exc:
         raise ServerUnavailable(f"cannot reach Redis at {shown}: {why_unreachable(exc, url)}") from None
     except redis.exceptions.RedisError as exc:
+        if (lacks := lacks_command(exc)) is not None:
+            raise lacks from None
         raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
     # Valkey reports the Redis version that it is compatible with as redis_version.
     version = tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3])

@@ -10,7 +10,7 @@ import errno
 import redis
 from celery.exceptions import ImproperlyConfigured
 
-from bridge.link.connections import UNAVAILABLE
+from bridge.link.connections import UNAVAILABLE, lacks_command
 from bridge.routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
 
 #: Error numbers of an output without room.
@@ -54,6 +54,8 @@ def _of_redis(exc: redis.exceptions.RedisError) -> TicketBridgeError:
         return ServerUnavailable(f"lost Redis: {reason or type(exc).__name__}; try again when it is back")
     if "ACL failure in script" in reason:
         return _forbidden(reason)
+    if (lacks := lacks_command(exc)) is not None:
+        return lacks
     if "WRONGTYPE" in reason:
         return ServerUnavailable(
             "Redis holds something else under a name of this lane (WRONGTYPE): `bridge status` names the key; check "

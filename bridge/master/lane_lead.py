@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from bridge.leader.leader import Leader
-from bridge.link.connections import client, is_outage
+from bridge.link.connections import client, is_outage, lacks_command
 from bridge.link.key_types import refuse_misplaced
 from bridge.master.election import answer_s
 from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
@@ -112,7 +112,11 @@ class LaneLead:
         return False
 
     def judge(self, exc: Exception) -> None:
-        """Raises `ConfigurationError` when ``exc`` is due to a key of another type or form: to try again is no help."""
+        """Raises a line when ``exc`` is due to a key of another type or form, or to a command that the server has not:
+        to try again is no help.
+        """
+        if (lacks := lacks_command(exc)) is not None:
+            raise lacks from exc
         with suppress(RedisError, OSError), client(self._url) as redis:
             refuse_misplaced(redis, self._lane.settings.keys, queues="WRONGTYPE" in str(exc))
 

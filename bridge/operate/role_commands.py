@@ -109,6 +109,7 @@ OWN: dict[Role, tuple[str, ...]] = {
         *CONNECTION,
         *TRANSACTION,
         *SCRIPTS,
+        "command|info",
         "exists",
         "expire",
         "get",

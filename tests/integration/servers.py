@@ -97,7 +97,10 @@ class Watched:
             for shown in self._monitor.listen():
                 arguments = shown["command"].split(" ", 2)
                 command = arguments[0].lower()
-                if command in ("xgroup", "xinfo", "client", "config", "memory", "script") and len(arguments) > 1:
+                if (
+                    command in ("xgroup", "xinfo", "client", "command", "config", "memory", "script")
+                    and len(arguments) > 1
+                ):
                     command = f"{command}|{arguments[1].lower()}"
                 if command == "echo" and self._last in arguments[1]:
                     self._seen_all.set()

@@ -81,8 +81,14 @@ def run(
     handler.addFilter(LaneOfThread())
     logging.basicConfig(level=loglevel.upper(), format=FORMAT, handlers=[handler])
     logging.getLogger("kombu").setLevel(logging.WARNING)
+    from bridge.app.installed import bridge_of
+    from bridge.link.connections import client
     from bridge.master.process import run as run_master
+    from bridge.operate.role_commands import Role
+    from bridge.operate.server_commands import refuse_without_commands
 
+    with client(bridge_of(target.app).settings.redis_url) as redis:
+        refuse_without_commands(redis, Role.MASTER)
     server = None
     if options is not None:
         from bridge.http.process import HttpProcess
