@@ -12,7 +12,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from bridge.operate.orders import give
+from bridge.operate.replay import drop_letters
 from bridge.operate.role_commands import commands_in
+from bridge.protocol.dead_letters import read_letter
+from bridge.protocol.orders import Drain, Order, Park, Release, Replay, Resume, Transfer
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Effect, Success, apply, tell
 from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign
@@ -103,6 +107,26 @@ def test_masters_come_and_go_on_a_full_server(full: World) -> None:
     elected, token, _ = lead(client, keys, "m9", 1000)
     assert elected
     assert client.get(keys.leader) == token.encode()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Park("T"), Release("T"), Drain("w1@a"), Resume("w1@a"), Transfer("w1@a", None, None), Replay(["1-0"])],
+    ids=lambda order: type(order).__name__,
+)
+def test_an_order_is_refused_as_a_whole_by_a_full_server(full: World, order: Order) -> None:
+    before = full.client.xlen(full.keys.outcomes)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        give(full.client, full.keys, order)
+    assert full.client.xlen(full.keys.outcomes) == before
+
+
+def test_letters_can_be_dropped_on_a_full_server(full: World) -> None:
+    full.client.config_set("maxmemory", "0")
+    id_ = full.client.xadd(full.keys.dead, {"message_id": "1-0"})
+    full.client.config_set("maxmemory", "1")
+    letters = [read_letter(id_, [b"message_id", b"1-0"])]
+    assert [result.why for result in drop_letters(full.client, full.keys, letters)] == [None]
 
 
 def test_workers_go_on_a_full_server(full: World) -> None:
