@@ -43,7 +43,9 @@ class Scheduled(BaseModel):
         description="A member of the payload, which must be a dict: it gets the time of the tick, Unix ms.",
     )
     crontab: Any = Field(default=None, description="Minute, hour, day, month and weekday; or a celery crontab object.")
-    every: float | None = Field(default=None, ge=1, le=LONGEST_S, description="Seconds, or a timedelta.")
+    every: float | None = Field(
+        default=None, ge=1, le=LONGEST_S, description="Seconds, or a timedelta: 1 s to 366 days."
+    )
     timezone: str | None = Field(default=None, description="Of a crontab. Default: the app's `timezone`.")
     catch_up: bool = Field(
         default=True, description="Whether a tick is pushed late, when no master ran at its time: the newest one."

@@ -11,6 +11,7 @@ from celery import Celery
 from celery.schedules import crontab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 import bridge
 from bridge.master.schedule_entries import entries_of
@@ -134,6 +135,29 @@ def test_the_times_are_in_the_zone_of_the_entry_or_else_of_the_app() -> None:
     own = Scheduled(task="t", ticket=("T",), crontab="0 3 * * *", timezone="Asia/Tokyo")
     assert shown(own.times(BERLIN).after(ms("2026-07-01T00:00"))) == "2026-07-01 18:00:00"
     assert own.times(BERLIN).text == "crontab 0 3 * * * Asia/Tokyo"
+
+
+@pytest.mark.parametrize(
+    ("zone", "left_out", "comes"),
+    [
+        ("Europe/Berlin", "2026-03-29T02:10", "2026-03-29 03:10:00"),
+        ("Australia/Lord_Howe", "2026-10-04T02:10", "2026-10-04 02:40:00"),
+    ],
+)
+def test_a_time_that_summer_time_leaves_out_comes_later_by_the_shift(zone: str, left_out: str, comes: str) -> None:
+    of = ZoneInfo(zone)
+    at = datetime.fromisoformat(left_out)
+    times = Crontab(crontab.from_string(f"{at.minute} {at.hour} * * *"), of)
+    assert shown(times.after(ms(f"{left_out[:10]}T01:00", of)), of) == comes
+
+
+def test_the_limits_of_an_interval_are_those_that_the_page_names() -> None:
+    assert "1 s to 366 days" in str(Scheduled.model_fields["every"].description)
+    for possible in (1.0, timedelta(days=366)):
+        assert Scheduled.model_validate({"task": "t", "ticket": "T", "every": possible}).every
+    for impossible in (0.999, timedelta(days=366, seconds=1)):
+        with pytest.raises(ValidationError):
+            Scheduled.model_validate({"task": "t", "ticket": "T", "every": impossible})
 
 
 def test_what_an_entry_may_be() -> None:
