@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.time import rate
+
 if TYPE_CHECKING:
     from celery import Celery
 
@@ -33,16 +35,29 @@ def traits_of(task: Any) -> dict[str, Any]:
         found["max_attempts"] = int(task.bridge_max_attempts)
     if getattr(task, "bridge_on_dead", None):
         found["on_dead"] = task.bridge_on_dead
-    # In a bundle a message may have run to its end, and be lost before its outcome was written. Then it would not count
-    # as a lost attempt, and its rollback would not be called.
-    has_rollback = getattr(task, "bridge_rollback", None) is not None
-    if getattr(task, "bridge_bundle", None) is False or task.rate_limit or has_rollback:
+    if _never_bundled(task) or is_limited(task):
         found["bundle"] = False
     if task.time_limit or task.soft_time_limit:
         found["limits"] = [task.time_limit, task.soft_time_limit]
     if task.ignore_result:
         found["ignore_result"] = True
     return found
+
+
+def is_limited(task: Any) -> bool:
+    """Whether ``task`` has a rate limit now. An operator may set one (``app.control.rate_limit``), and "0" is none."""
+    try:
+        return bool(rate(task.rate_limit))
+    except (ValueError, KeyError):
+        # Celery raises this error where the worker starts.
+        return True
+
+
+def _never_bundled(task: Any) -> bool:
+    # In a bundle a message may have run to its end, and be lost before its outcome was written. Then it would not count
+    # as a lost attempt, and its rollback would not be called.
+    has_rollback = getattr(task, "bridge_rollback", None) is not None
+    return getattr(task, "bridge_bundle", None) is False or has_rollback
 
 
 class Traits:
@@ -62,8 +77,19 @@ class Traits:
         if found is None:
             facts = self._facts_of(name)
             hard, soft = facts.get("limits") or (None, None)
-            found = self._found[name] = TaskTraits(facts.get("bundle") is not False, (hard, soft))
+            found = self._found[name] = TaskTraits(self._bundled(name, facts), (hard, soft))
         return found
+
+    def _bundled(self, name: str, facts: Mapping[str, Any]) -> bool:
+        """Whether the task may travel in bundles. Its workers know whether it has a rate limit: an operator tells them.
+
+        One of them that says no is enough.
+        """
+        task = self._app.tasks.get(name)
+        said = self._registrations.bundled(name)
+        if said is None or (task is not None and _never_bundled(task)):
+            return facts.get("bundle") is not False
+        return said
 
     def max_attempts(self, name: str) -> int:
         """The attempts of its messages before they are given up."""

@@ -165,6 +165,15 @@ class Registrations:
                 return one.traits.get(task, {})
         return {}
 
+    def bundled(self, task: str) -> bool | None:
+        """Whether all workers that can run ``task`` take it in bundles. None: there is no such worker."""
+        said = [
+            one.traits.get(task, {}).get("bundle") is not False
+            for one in self._read.values()
+            if one.kind != HTTP and one.tasks is not None and task in one.tasks
+        ]
+        return all(said) if said else None
+
     def knows(self, task: str) -> bool:
         """Whether some consumer can run ``task``."""
         return any(one.tasks is not None and task in one.tasks for one in self._read.values())

@@ -133,6 +133,11 @@ def limited(self: Any, ticket_id: str, payload: Any) -> None:
     tell(ticket_id, time.time())
 
 
+@app.task(name="quick", ignore_result=True)
+def quick(ticket_id: str, payload: Any) -> None:
+    """Does nothing, so it travels in bundles."""
+
+
 @app.task(bind=True, name="ends", ignore_result=True)
 def ends(self: Any, ticket_id: str, payload: Any) -> None:
     """Ends with Ignore or Reject."""

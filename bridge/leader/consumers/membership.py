@@ -99,6 +99,9 @@ class Consumers:
             self._traits.forget()
             self._compare(name, registration)
             return consumer
+        if known.registration is None or known.registration.traits != registration.traits:
+            # An operator has set a rate limit, or taken one away.
+            self._traits.forget()
         known.registration = registration
         known.takes_bundles = registration.kind != HTTP
         # Its pool may have grown or shrunk.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from billiard import get_start_method
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from bridge.app.traits import is_limited
 from bridge.consumer.holdings import Holdings, Taking
 from bridge.consumer.lease import Lease
 from bridge.consumer.writer import OutcomeWriter
@@ -70,8 +72,9 @@ class Member:
         self.pool: Any = None
         #: Returns how many messages the worker takes now.
         self._slots: Callable[[], int] = lambda: 1
-        #: The Celery queues that the worker consumes beside its own, and the tasks that it can run therefore.
-        self._queues: frozenset[str] | None = None
+        #: The Celery queues that the worker consumes beside its own, and the tasks with a rate limit. Both decide what
+        #: it says of its tasks.
+        self._said_for: tuple[frozenset[str], frozenset[str]] | None = None
         self._runnable_tasks = RunnableTasks([], [], {}, {})
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
@@ -81,6 +84,8 @@ class Member:
         self._warm_shutdown: WarmShutdown | None = None
         #: Its unfinished requests.
         self.open = OpenRequests(self.shared)
+        #: Those that must not start (`bridge.worker.main.rate_limits`). They go back with the lease's next renewal.
+        self.kept_back: deque[Any] = deque()
         #: Threads that wait for the end of a pool process, and then write the outcomes of its request.
         self.waiting_threads: set[threading.Thread] = set()
         #: The newest fence that was taken.
@@ -251,14 +256,21 @@ class Member:
         self.lease = lease
 
     def refresh_tasks(self, own_queues: frozenset[str]) -> None:
-        """Computes the runnable tasks again if an operator changed the queues (``add_consumer``, ``cancel_consumer``).
+        """Computes the runnable tasks again if an operator changed the queues or a rate limit (``add_consumer``,
+        ``cancel_consumer``, ``rate_limit``).
 
         Called every second on Celery's own thread, and not on the lease's: the app's router may be slow.
         """
         queues = queues_of(self.app, own_queues)
-        if queues != self._queues and not self._is_stopping:
-            self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, queues)
-            self._queues = queues
+        tasks = self.app.tasks
+        limited = frozenset(name for name in self.app_lane.tasks if name in tasks and is_limited(tasks[name]))
+        if (queues, limited) == self._said_for or self._is_stopping:
+            return
+        self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, queues)
+        before, self._said_for = self._said_for, (queues, limited)
+        if before is not None and before[1] != limited:
+            # What waits here was sent by the limits before: bundles without one, or single messages at a slow one.
+            self._recall()
 
     def _changing_facts(self) -> ChangingFacts:
         return ChangingFacts(self._slots(), self._runnable_tasks)
@@ -266,6 +278,9 @@ class Member:
     def _on_renewal(self) -> None:
         """Called with each renewal of the lease, on its thread."""
         self.ensure_watcher()
+        while self.kept_back:
+            # No pool process can have it.
+            self.kept_back.popleft().give_back()
         if self.open.unaccepted and not self._is_stopping and self._slots() < 1:
             logger.warning("the pool was shrunk to nothing: giving back the messages that have not started")
             self._recall()

@@ -29,6 +29,7 @@ from bridge.protocol.names import (
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.worker.celery_patches.waiting_requests import put_first
 from bridge.worker.main.bundle_requests import BundleRequest
+from bridge.worker.main.rate_limits import new_limits_of
 from bridge.worker.main.ticket_requests import TicketRequest
 from bridge.worker.main.workers_here import members_of
 from bridge.worker.pool.calls import run_bundle, run_ticket
@@ -69,6 +70,8 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     passed_on = (*connection_errors, *consumer.channel_errors)
     bucket_of = consumer.task_buckets.__getitem__
     rate_limits = not consumer.disable_rate_limits
+    longest_lease_s = max((member.lane.lease for member in members), default=0.0)
+    new_limits = new_limits_of(consumer, longest_lease_s) if bundle and rate_limits else None
 
     def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **extra: Any) -> Any:
         headers = message.headers
@@ -119,12 +122,19 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             decoded=True,
         )
         member.received(request)
+        if new_limits is not None and new_limits.keep_back(message.body):
+            member.kept_back.append(request)
+            return None
         if request.revoked():
             return None
         signals.task_received.send(sender=consumer, request=request)
         request.announce()
         bucket = bucket_of(task.name) if rate_limits else None
         if bucket:
+            if bucket.contents:
+                # A timer is set for those that wait. With one for each, more than ten would be due at once, and then
+                # Celery's loop sleeps for a second after each ten: the task would run far below its limit.
+                return bucket.add((request, 1))
             return consumer._limit_task(request, bucket, 1)
         task_reserved(request)
         for callback in callbacks or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -161,6 +162,31 @@ def test_a_rate_limit_holds(lane: Options) -> None:
     times = [float(at) for at in lane.before_the_last("limited")]
     # The first one may start at once. The rate limit allows one more each fifth of a second.
     assert times[-1] - times[0] > 6 * 0.2 * 0.8
+
+
+def test_a_rate_limit_of_an_operator_holds_and_is_taken_away(lane: Options) -> None:
+    app = Celery("operator", broker=lane.server.url, set_as_current=False)
+
+    def limit(rate: str) -> None:
+        [reply] = app.control.rate_limit("quick", rate, reply=True, timeout=10)
+        assert "ok" in next(iter(reply.values()))
+
+    def seconds(round_: str, count: int) -> float:
+        began = time.monotonic()
+        before = lane.count("done")
+        for n in range(count):
+            lane.push(f"{round_}{n % 20}", None, task="quick")
+        wait_until(lambda: lane.count("done") >= before + count, description="the messages to be done", timeout_s=60)
+        return time.monotonic() - began
+
+    # So short that it travels in bundles.
+    assert seconds("before", 200) < 4
+    limit("20/s")
+    assert seconds("limited", 100) > 4
+    assert 4 < seconds("still", 100) < 15
+    limit("0")
+    # The lane learns of that with a renewal of the lease.
+    wait_until(lambda: seconds("after", 200) < 4, description="bundles again", timeout_s=60)
 
 
 @pytest.mark.parametrize(
