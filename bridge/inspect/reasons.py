@@ -10,6 +10,7 @@ from bridge.inspect.delayed import Mode
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.history import What
 from bridge.routing.numbers import count, duration
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.inspect.scans import Scan
@@ -77,7 +78,7 @@ def why(found: TicketFacts, commands: Advice = NOT_OF_AN_APP) -> str:
 def _at_rest(found: TicketFacts) -> str:
     if found.state is TicketState.DEAD:
         letter = found.letters[0]
-        error = f": {letter.error}" if letter.error else ""
+        error = f": {one_line(letter.error)}" if letter.error else ""
         return (
             f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
         )

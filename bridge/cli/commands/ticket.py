@@ -206,7 +206,8 @@ def _print(found: TicketFacts) -> None:
     if found.delayed.count or not found.delayed.complete:
         fact("delayed", _scan(found.delayed, "of the delayed messages"))
     for letter in found.letters:
-        fact("dead", f"{letter.message_id}: {letter.reason}{': ' + letter.error if letter.error else ''}")
+        # `bridge dead show` has all of it.
+        fact("dead", f"{letter.message_id}: {letter.reason}{': ' + one_line(letter.error) if letter.error else ''}")
     fact("leader", found.leader or "none")
     fact("alive", count(found.consumers_alive, "consumer"))
 

@@ -9,6 +9,7 @@ import pytest
 
 import bridge.inspect.scans
 from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records
 from bridge.routing.records import LostAttempt
 from bridge.routing.states import State
@@ -188,6 +189,19 @@ def test_only_the_newest_letters_are_shown_newest_first(shell: CommandLine, lane
     for id_ in ids:
         lane.bury(id_, *letter("A"))
     assert [one["message_id"] for one in shell.json("ticket", "show", "A")["dead"]] == ids[:1:-1]
+
+
+def test_a_long_error_is_shortened_on_each_line(shell: CommandLine, lane: Lane) -> None:
+    [id_] = lane.add("A")
+    lane.read()
+    error = Outcome(id_, 1, Kind.FAILED, error="ValueError: " + "long\n" * 1_000_000)
+    [kept] = decode(b"[" + error.encode() + b"]")
+    assert len(kept.error) == 2048
+    lane.bury(id_, *letter("A", error=kept.error))
+    shown = shell("ticket", "show", "A").stdout
+    assert shown.count("ValueError: long long") == 2
+    assert max(map(len, shown.splitlines())) < 400
+    assert len(shell.json("ticket", "show", "A")["why"]) < 400
 
 
 def test_an_unknown_ticket_exits_1_and_every_known_one_0(shell: CommandLine, lane: Lane) -> None:
