@@ -27,7 +27,9 @@ def refuse_without_commands(redis: Redis, role: Role) -> None:
         found: Any = redis.execute_command("COMMAND INFO", *needed)
     except (ResponseError, *UNAVAILABLE):
         return
-    missing = [name.upper() for name, facts in zip(needed, found, strict=True) if facts is None]
+    # What stands between may answer as it likes.
+    answered = found if isinstance(found, list) and len(found) == len(needed) else [()] * len(needed)
+    missing = [name.upper() for name, facts in zip(needed, answered, strict=True) if facts is None]
     if missing:
         what = "command" if len(missing) == 1 else "commands"
         raise ServerUnfit(f"the server has no {what} {', '.join(missing)}, {LACKS_ADVICE}")

@@ -7,14 +7,14 @@ The ticket messages themselves always travel through a worker's own queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.app.routes import Router
 from celery.utils.log import get_logger
 from kombu import Queue
 
 from bridge.app.ticket_tasks import ticket_tasks
-from bridge.app.traits import traits_of
+from bridge.app.traits import is_limited, traits_of
 from bridge.protocol.registration import RunnableTasks
 
 if TYPE_CHECKING:
@@ -23,9 +23,21 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-def queues_of(app: Celery, own: frozenset[str]) -> frozenset[str]:
-    """The Celery queues that this worker consumes now, except the process's ``own`` queues for tickets."""
-    return frozenset(app.amqp.queues.consume_from) - own
+class Conditions(NamedTuple):
+    """What an operator may change while a worker runs (``add_consumer``, ``cancel_consumer``, ``rate_limit``), and what
+    the worker says of its tasks depends on.
+    """
+
+    #: The Celery queues that the worker consumes, except those for tickets.
+    queues: frozenset[str]
+    #: The ticket tasks that have a rate limit.
+    limited: frozenset[str]
+
+
+def conditions_of(app: Celery, own: frozenset[str]) -> Conditions:
+    """What holds now. ``own``: the process's queues for tickets."""
+    limited = frozenset(name for name in ticket_tasks(app) if is_limited(app.tasks[name]))
+    return Conditions(frozenset(app.amqp.queues.consume_from) - own, limited)
 
 
 def runnable_tasks(app: Celery, lane_tasks: frozenset[str], queues: frozenset[str]) -> RunnableTasks:

@@ -17,7 +17,6 @@ from billiard import get_start_method
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from bridge.app.traits import is_limited
 from bridge.consumer.holdings import Holdings, Taking
 from bridge.consumer.lease import Lease
 from bridge.consumer.writer import OutcomeWriter
@@ -32,7 +31,7 @@ from bridge.worker.guard.fencing import kill_overdue, watch_own_deadline
 from bridge.worker.guard.processes import gone
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main.cutting_off import end_running_tasks
-from bridge.worker.main.known_tasks import queues_of, runnable_tasks
+from bridge.worker.main.known_tasks import Conditions, runnable_tasks
 from bridge.worker.main.open_requests import OpenRequests
 from bridge.worker.main.slots import slots_of
 from bridge.worker.main.warm_shutdown import WarmShutdown
@@ -72,9 +71,8 @@ class Member:
         self.pool: Any = None
         #: Returns how many messages the worker takes now.
         self._slots: Callable[[], int] = lambda: 1
-        #: The Celery queues that the worker consumes beside its own, and the tasks with a rate limit. Both decide what
-        #: it says of its tasks.
-        self._said_for: tuple[frozenset[str], frozenset[str]] | None = None
+        #: What the runnable tasks were computed for.
+        self._said_for: Conditions | None = None
         self._runnable_tasks = RunnableTasks([], [], {}, {})
         #: Whether tasks run in pool processes, which can be killed.
         self.forks = False
@@ -201,8 +199,8 @@ class Member:
         self.shared.give_row(self.shared.take_row())
         watch_own_deadline(self.shared, self.lane.lease)
 
-    def start(self, consumer: Any, own_queues: frozenset[str]) -> None:
-        """Takes the lease: the worker will consume next. ``own_queues``: the queues for tickets of this process.
+    def start(self, consumer: Any, conditions: Conditions) -> None:
+        """Takes the lease: the worker will consume next.
 
         After a lost connection Celery calls this again. Then the lease is kept, and only the messages that Celery may
         have dropped are noted.
@@ -215,7 +213,7 @@ class Member:
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
         self._slots = slots_of(consumer, self.name)
-        self.refresh_tasks(own_queues)
+        self.refresh_tasks(conditions)
         self.forks = pool == "prefork"
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
@@ -255,20 +253,17 @@ class Member:
         # Set last: when the server is away, `begin` raises, and Celery will call this again.
         self.lease = lease
 
-    def refresh_tasks(self, own_queues: frozenset[str]) -> None:
-        """Computes the runnable tasks again if an operator changed the queues or a rate limit (``add_consumer``,
-        ``cancel_consumer``, ``rate_limit``).
+    def refresh_tasks(self, conditions: Conditions) -> None:
+        """Computes the runnable tasks again if an operator changed what they depend on.
 
         Called every second on Celery's own thread, and not on the lease's: the app's router may be slow.
         """
-        queues = queues_of(self.app, own_queues)
-        tasks = self.app.tasks
-        limited = frozenset(name for name in self.app_lane.tasks if name in tasks and is_limited(tasks[name]))
-        if (queues, limited) == self._said_for or self._is_stopping:
+        conditions = conditions._replace(limited=conditions.limited & self.app_lane.tasks)
+        if conditions == self._said_for or self._is_stopping:
             return
-        self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, queues)
-        before, self._said_for = self._said_for, (queues, limited)
-        if before is not None and before[1] != limited:
+        self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, conditions.queues)
+        before, self._said_for = self._said_for, conditions
+        if before is not None and before.limited != conditions.limited:
             # What waits here was sent by the limits before: bundles without one, or single messages at a slow one.
             self._recall()
 

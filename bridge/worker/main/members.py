@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.app.lanes import served_lanes
 from bridge.worker.guard.watcher_process import WatchedLane, WatcherProcess
 from bridge.worker.main.forced_end import ForcedEnd
+from bridge.worker.main.known_tasks import conditions_of
 from bridge.worker.main.member import Member
 from bridge.worker.main.threads import run_in_thread
 
@@ -53,14 +54,18 @@ class Members:
         return any(member.lease is not None for member in self._members)
 
     def start(self, consumer: Any, own_queues: frozenset[str]) -> None:
-        """Takes the leases. ``consumer``: Celery's, which will consume next. ``own_queues``: as for a `Member`."""
+        """Takes the leases. ``consumer``: Celery's, which will consume next. ``own_queues``: the queues for tickets of
+        this process.
+        """
+        conditions = conditions_of(self.app, own_queues)
         for member in self._members:
-            member.start(consumer, own_queues)
+            member.start(consumer, conditions)
 
     def refresh_tasks(self, own_queues: frozenset[str]) -> None:
-        """Looks again which tasks the worker can run: an operator may have changed its queues."""
+        """Looks again which tasks the worker can run: an operator may have changed its queues, or a rate limit."""
+        conditions = conditions_of(self.app, own_queues)
         for member in self._members:
-            member.refresh_tasks(own_queues)
+            member.refresh_tasks(conditions)
 
     def leave(self, streams: frozenset[str]) -> None:
         """Lets the worker leave the lanes of these streams soon: it has no messages of them."""
