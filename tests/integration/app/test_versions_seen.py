@@ -63,7 +63,7 @@ def test_status_says_why_each_lane_stands_still_and_what_it_advises_can_be_run(c
         assert f"! {GROUP} on {lane}: {problem}" in status
     assert f"{GROUP} on orders     " in status
     advised = advised_in(status, chain.why("N"), chain.why("P"))
-    assert ["ticket", "release", "P", "--stream", "orders"] in [words[3:] for words in advised]
+    assert ["ticket", "release", "--stream", "orders", "P"] in [words[3:] for words in advised]
     assert ["dead", "list", "--stream", "orders"] in [words[3:] for words in advised]
     assert ["status", "-s", GROUP, "--stream", "orders"] in [words[3:] for words in advised]
     for words in advised:

@@ -81,11 +81,11 @@ class Shop:
         )
 
     def bridge(self, *arguments: str, code: int = 0) -> str:
-        """The output of a command that ended with ``code``; its error output if that is not 0."""
+        """The output of a command that ended with ``code``; with its errors if that is not 0."""
         done = preloaded.run(python_module("bridge", "-A", "shop", *arguments), cwd=self.folder, env=self.env)
         assert done.returncode == code, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
-        return done.stdout if code == 0 else done.stderr or done.stdout
+        return done.stdout if code == 0 else done.stdout + done.stderr
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.bridge(*arguments, "--json"))
