@@ -29,6 +29,7 @@ import hypothesis
 import pytest
 from celery import _state, shared_task
 from celery.app import builtins
+from kombu import pools
 
 from bridge.routing.errors import ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer
@@ -241,9 +242,18 @@ def redis6_of_session(redis6_binary: Path, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+def forget_connections() -> None:
+    """Closes the connections that kombu keeps for all apps of this process, by URL.
+
+    Their server closes them, or ends, and another one may get its port. The next test that was given one would fail.
+    """
+    pools.reset()
+
+
 def emptied(server: EmbeddedServer) -> EmbeddedServer:
     """The server without keys, scripts and clients of an earlier test."""
     server.start()  # a test may have stopped it, against the rule
+    forget_connections()
     with server.client() as client:
         # Clients first: a client that a failed test left behind must not write after the flush.
         client.client_kill_filter(_type="normal", skipme=True)
@@ -276,3 +286,4 @@ def own_server(valkey_binary: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
     # "everysec" it may be later, and with "always" each write waits for the disk, which only a lost machine needs.
     with EmbeddedServer(binary=valkey_binary, data_dir=tmp_path / "own-server", fsync="no") as server:
         yield server
+    forget_connections()
