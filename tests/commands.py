@@ -6,6 +6,7 @@ The lane is changed by the real transitions only, so that what the commands read
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 import uuid
@@ -85,8 +86,14 @@ def command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, **sett
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     shell = CommandLine(folder, url, **settings)
-    yield shell
-    sys.modules.pop(shell.app, None)
+    # `bridge run` takes these signals for its process, which here goes on to other tests.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield shell
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        sys.modules.pop(shell.app, None)
 
 
 class Lane:
