@@ -131,6 +131,20 @@ def test_a_worker_is_drained_and_resumed_in_all_versions(chain: Versions) -> Non
     check(chain)
 
 
+def test_a_transfer_is_not_refused_for_a_version_without_a_ticket_of_the_worker(chain: Versions) -> None:
+    chain.worker("w1")
+    chain.master("m1")
+    for _ in range(3):
+        chain.push("v2", "T", ms=400)
+    wait_until(lambda: chain.started("T"), description="v2 in flight")
+    chain.worker("w2", bridge_follows=[])
+    assert "1 ticket more when" in chain.operate("consumer", "transfer", "w1", "w2")
+    chain.push("v1", "other")
+    chain.wait_all()
+    chain.check_one_at_a_time()
+    chain.check_at_rest()
+
+
 def test_a_dead_message_of_an_older_version_holds_nothing_up(chain: Versions) -> None:
     chain.worker("w1")
     chain.master("m1")
