@@ -212,6 +212,9 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     if copied := copied_text(client, stream):
         return layout_of(copied, stream)
     lost = _exists(client, first_partition(stream)) and not _is_read(client, stream)
+    # A layout is stored before its partitions: one that was stored since the first look is there now.
+    if lost and (stored := stored_text(client, stream)):
+        return layout_of(stored, stream)
     if partitions > 1 and (lost or not client.exists(stream)):
         return Layout(partitions)
     if lost:

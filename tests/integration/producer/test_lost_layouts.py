@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from bridge.producer.parts import PART_MESSAGES, Part
 from bridge.producer.pusher import Destination, Pushed, push_rows
@@ -291,6 +292,33 @@ def test_a_process_that_is_set_otherwise_does_not_replace_a_lost_layout(
 def test_a_lost_layout_of_partitions_that_no_master_has_led_is_stored_by_the_setting(redis: Any) -> None:
     redis.xadd(f"{STREAM}:p0", {"ticket_id": "T"})
     assert claim_layout(redis, STREAM, P).partitions == P
+
+
+@pytest.mark.parametrize("setting", [1, P])
+@pytest.mark.parametrize("commands", range(5))
+def test_a_layout_that_is_stored_between_two_commands_of_a_reader_is_not_lost(
+    server: EmbeddedServer, redis: Any, commands: int, setting: int
+) -> None:
+    """The first leader stores it and makes the partitions, after this many ``commands`` of the reader."""
+    left = [None] * commands
+
+    def lead() -> None:
+        if left:
+            left.pop()
+        elif not redis.exists(KEY):
+            claim_layout(redis, STREAM, P)
+            redis.xadd(f"{STREAM}:p0", {"ticket_id": "T"})
+
+    class Interrupted(Redis):
+        def execute_command(self, *args: Any, **options: Any) -> Any:
+            lead()
+            return super().execute_command(*args, **options)
+
+    with Interrupted.from_url(server.url, decode_responses=True) as reader:
+        assert find_layout(reader, STREAM, setting).partitions in (setting, P)
+    left.clear()
+    lead()
+    assert find_layout(redis, STREAM, setting).partitions == P
 
 
 def test_a_claim_beside_a_message_in_the_unsplit_stream(redis: Any) -> None:

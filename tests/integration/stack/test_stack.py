@@ -122,7 +122,8 @@ def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: Proce
     assert up.wait(timeout_s=30) == 1
     assert "Error: w1 ended by signal SIGKILL; its log " in up.logs()
     assert str(yard.folder / "stack" / "w1.log") in up.logs()
-    assert up.survivors() == []
+    # They see the end of their worker by themselves.
+    wait_until(lambda: up.survivors() == [], description="the pool process and the watcher of the worker to end")
     assert not serves(up)
 
 
