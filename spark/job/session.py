@@ -29,8 +29,16 @@ from bridge.spark.job.packages import HOME, send_packages
 DEFAULT_MASTER = "local[*]"
 #: Partitions of a shuffle. Spark's default of 200 is meant for clusters. On one machine it makes 200 tiny tasks.
 LOCAL_SHUFFLE_PARTITIONS = 8
-#: Why Java did not start: an error that ended it, or one for which Spark gave a reason.
-_TELLING = re.compile(r"^(?:Exception in thread \"main\" (?:\w+\.)+\w+|.* ERROR .*Reason): (.+)", re.MULTILINE)
+#: Why Java did not start, the most telling first: an error that ended it, or one for which Spark gave a reason; the
+#: cause of an error without words; the last line that is no part of a stack trace.
+_TELLING = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^(?:Exception in thread \"main\" (?:\w+\.)+\w+|.* ERROR .*Reason): (.+)",
+        r"^Caused by: (.+)",
+        r"^[ \t]*(?!at |\.\.\. \d+ more|\s)(.*\S)",
+    )
+)
 
 
 class SparkStartFailed(TicketBridgeError):
@@ -158,7 +166,9 @@ def _start(
         .config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "ticket-bridge-warehouse"))
     )
     if _is_local(master):
-        # Only processes of this machine connect to this driver.
+        # Only processes of this machine connect to this driver. Without the variable Spark looks for the address of the
+        # machine's name, and does not start where the name has none.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
@@ -213,14 +223,13 @@ def _temporary_log() -> Path:
 
 
 def _why(log: Path) -> str:
-    """The line of Spark's log that says why it did not start; else the last line."""
+    """The line of Spark's log that says why it did not start."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
         text = ""
-    found = _TELLING.findall(text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (found or lines or ["its log is empty"])[-1][:200]
+    found: list[str] = next(filter(None, (pattern.findall(text) for pattern in _TELLING)), ["its log is empty"])
+    return found[-1][:200]
 
 
 def _remove(log: Path) -> None:

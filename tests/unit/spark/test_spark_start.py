@@ -22,6 +22,13 @@ from bridge.spark.job.session import _why
             "Giving up.\n26/11/22 WARN StandaloneAppClient$ClientEndpoint: Drop UnregisterApplication(null)\n",
             "All masters are unresponsive! Giving up.",
         ),
+        (
+            'Exception in thread "main" java.lang.ExceptionInInitializerError\n\tat org.apache.spark.Utils$.<clinit>()\n'
+            "Caused by: java.net.UnknownHostException: jdk.Info@1b5bc39d\n\t... 10 more\n"
+            "Caused by: java.net.UnknownHostException: web-7: Temporary failure in name resolution\n\t... 18 more\n",
+            "java.net.UnknownHostException: web-7: Temporary failure in name resolution",
+        ),
+        ("java: cannot allocate\n\tat somewhere.else(Else.java)\n\t... 3 more\n\n", "java: cannot allocate"),
         ("Error occurred during initialization of VM\n\n", "Error occurred during initialization of VM"),
         ("", "its log is empty"),
     ],
