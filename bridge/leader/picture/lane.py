@@ -149,6 +149,10 @@ class Lane(TicketRecords):
         self.has_late = True
         if self._historical and not moved:
             batch.history.append(row(message.id, What.DUE, ticket=message.ticket, dispatched_ms=options.due_ms))
+        if self.behind:
+            # Its place is further on. It is read when the scan has come past it.
+            self.leave_late(message.ticket, message.id, options.due_ms, batch)
+            return
         place = message.place
         ticket = self.parked.get(message.ticket)
         if ticket is not None:

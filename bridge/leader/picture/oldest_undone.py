@@ -43,8 +43,8 @@ def oldest_undone(lane: Lane) -> IdKey | None:
 
 
 def oldest_of(ticket: Ticket) -> IdKey | None:
-    """The id of the oldest undone message of one ticket that is not parked; None: there is none. Late ones do not
-    count, because the sorted set `late` names them.
+    """The id of the oldest undone message of one ticket that is not parked; None: there is none. Late ones need not
+    count, because the sorted set `late` names them. One of which only the id is known here does.
     """
     ids = [id_key(message.id) for message in islice(filter(_counts, ticket.run), 1)]
     # A message that was begun comes first, before an older one that was replayed.

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.leader.picture.ready import ENOUGH_MESSAGES
 from bridge.leader.stream.delay_sets import due_times
 from bridge.leader.stream.reading import BESIDE_BYTES
-from bridge.routing.delaying import MOST, move_due
-from bridge.routing.ids import Place, id_key, id_of_member, id_text, late_place
+from bridge.routing.delaying import MOST, Moved, move_due
+from bridge.routing.ids import IdKey, Place, id_key, id_of_member, id_text, late_place
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
@@ -63,8 +63,13 @@ class Delayed:
         #: Whether tickets waited for some messages when this term began.
         self._has_held = False
 
-    def begin(self) -> None:
-        """Learns when the next message is due, and whether any is late. To be called before the lane is read."""
+    def begin(self, read_to: IdKey) -> None:
+        """Learns when the next message is due, and whether any is late. To be called before the lane is read.
+
+        ``read_to``: the key up to which earlier leaders have read the stream. A message may be due that was added
+        before an entry of its ticket that they read. It goes first, so some are moved here. The scan of the lane finds
+        them.
+        """
         late, held, rows = self._term.wire.call_many(
             [
                 ("ZCARD", self._keys.late),
@@ -75,6 +80,14 @@ class Delayed:
         self._lane.has_late = late > 0
         self._has_held = held > 0
         self._lane.next_due_ms = int(float(rows[1])) if rows else None
+        self._reads_to(read_to)
+        for _ in range(CALLS):
+            due = self._lane.next_due_ms
+            if due is None or due >= self._now_ms:
+                return
+            moved = self._move_some(MOST, read_to, [])
+            self._lane.next_due_ms = moved.next_ms
+            self._lane.has_late |= bool(moved.entries)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
@@ -98,8 +111,10 @@ class Delayed:
 
     def read_with(self, entries: Sequence[Any]) -> None:
         """These new entries are taken in next. What is due before the last of them was added is late at once."""
-        last_ms = id_key(entries[-1][0].decode())[0] if entries else 0
-        self._lane.late_before_ms = min(last_ms, self._now_ms + AHEAD_MS)
+        self._reads_to(id_key(entries[-1][0].decode()) if entries else (0, 0))
+
+    def _reads_to(self, last: IdKey) -> None:
+        self._lane.late_before_ms = min(last[0], self._now_ms + AHEAD_MS)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -118,22 +133,13 @@ class Delayed:
 
     def _move(self, batch: Batch) -> bool:
         """Moves some messages. Returns whether more are to be moved now, and there is room for them."""
-        term, lane, settings = self._term, self._lane, self._term.settings
+        lane, settings = self._lane, self._term.settings
         # Fresh messages wait for the turn of the loop.
         most = SLICE if lane.fresh.hurries else max(SLICE, ENOUGH_MESSAGES - lane.held)
         count = max(1, min(MOST, settings.window - lane.held, most))
         # What this step delays or reschedules is not in Redis yet. What is due later comes after it.
         coming = [int(due) for due in (*batch.delayed[::2], *batch.rescheduled[::2])]
-        limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
-        moved = move_due(
-            *(term.redis, term.leadership, count, id_text(lane.read_to)),
-            before_ms=min(limits, default=None),
-            history_cap=self._steps.history_cap.with_next() if settings.history else 0,
-            limit=settings.max_payload + BESIDE_BYTES,
-            names=self._reading.names,
-        )
-        if settings.history:
-            self._steps.history_cap.wrote(len(moved.entries))
+        moved = self._move_some(count, lane.read_to, coming)
         lane.next_due_ms = min([*coming, *([] if moved.next_ms is None else [moved.next_ms])], default=None)
         for entry in moved.entries:
             self._reading.take_late(entry, int(float(entry[2])), batch)
@@ -142,6 +148,21 @@ class Delayed:
             pause_s = GATHER_S if moved.entries else AGAIN_S
             self._tried_at, self._again_at = lane.read_to, time.monotonic() + pause_s
         return more and not lane.has_enough_late
+
+    def _move_some(self, count: int, read_to: IdKey, coming: Sequence[int]) -> Moved:
+        """Calls the script. ``coming``: times before which a message must be due."""
+        term, settings = self._term, self._term.settings
+        limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
+        moved = move_due(
+            *(term.redis, term.leadership, count, id_text(read_to)),
+            before_ms=min(limits, default=None),
+            history_cap=self._steps.history_cap.with_next() if settings.history else 0,
+            limit=settings.max_payload + BESIDE_BYTES,
+            names=self._reading.names,
+        )
+        if settings.history:
+            self._steps.history_cap.wrote(len(moved.entries))
+        return moved
 
     # -- where late messages are -------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Rebuild:
         """Reads all that must be known before anything is settled or dispatched."""
         self._make_group()
         self._consumers.find()
-        self._delayed.begin()
+        self._delayed.begin(self._group_to)
         self._records.read()
         self._find_first_messages()
         self._pending.count_again()

@@ -171,7 +171,7 @@ class LaneWorld:
         self.lead()
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
         parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
-        with self.adopting():
+        with self.adopting(), self.moving():
             self.rebuilding = Rebuild(self.term, self.lane, *parts, self.delayed)
             self.rebuilding.run()
         self.step()
@@ -232,13 +232,19 @@ class LaneWorld:
         """The leader's timer moves what is due."""
         if self.lane.next_due_ms is None:
             return
+        with self.moving():
+            self.delayed._again_at = 0.0
+            self.delayed.run(batch)
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Lets the script of the timer work on the store."""
 
         def moved(_: Any, lead: Leadership, count: int, read_to: str, *, before_ms: int | None, **_more: Any) -> Any:
             return self.store.move_due(lead, count, read_to, before_ms)
 
         with patch("bridge.leader.stream.delayed.move_due", moved):
-            self.delayed._again_at = 0.0
-            self.delayed.run(batch)
+            yield
 
     def read_on(self, _read_to: str = "", *, after: str, names: bool = False) -> Read:
         """The master's own pending entries."""

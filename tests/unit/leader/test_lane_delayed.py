@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.lane_world import LaneWorld
 
@@ -39,6 +41,25 @@ def test_more_than_the_window_holds_is_moved_as_there_is_room() -> None:
     assert sorted(world.store.done) == sorted(ids)
     assert not world.store.pending
     assert not world.store.late
+
+
+@pytest.mark.parametrize("taken_in", [True, False])
+@pytest.mark.parametrize("page", [1, 2, 1000])
+def test_a_new_leader_takes_what_is_due_before_what_was_added_later_and_read(taken_in: bool, page: int) -> None:
+    """The leader ended between a read and the move of what was due. ``taken_in``: the delayed message was before."""
+    world = LaneWorld(clocked=True, page=page, sliced=True)
+    world.join("w1@h")
+    early = world.push_delayed("T", world.now + 10)
+    (world.read if taken_in else world.hand_out)()
+    world.now += 5
+    before = world.push("T", count=2)
+    world.now += 10
+    after = world.push("T", count=2)
+    world.reply = []
+    world.hand_out()
+    world.rebuild()
+    finish(world)
+    assert world.store.done == [*before, early, *after]
 
 
 def test_an_undelayed_message_has_no_options_and_asks_for_nothing() -> None:

@@ -23,7 +23,7 @@ from bridge.spark.job.session import _why
             "All masters are unresponsive! Giving up.",
         ),
         (
-            'Exception in thread "main" java.lang.ExceptionInInitializerError\n\tat org.apache.spark.Utils$.<clinit>()\n'
+            'Exception in thread "main" java.lang.ExceptionInInitializerError\n\tat org.apache.spark.Utils$.x()\n'
             "Caused by: java.net.UnknownHostException: jdk.Info@1b5bc39d\n\t... 10 more\n"
             "Caused by: java.net.UnknownHostException: web-7: Temporary failure in name resolution\n\t... 18 more\n",
             "java.net.UnknownHostException: web-7: Temporary failure in name resolution",
