@@ -312,7 +312,7 @@ def test_a_layout_that_is_stored_between_two_commands_of_a_reader_is_not_lost(
     class Interrupted(Redis):
         def execute_command(self, *args: Any, **options: Any) -> Any:
             lead()
-            return super().execute_command(*args, **options)
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
     with Interrupted.from_url(server.url, decode_responses=True) as reader:
         assert find_layout(reader, STREAM, setting).partitions in (setting, P)
