@@ -235,5 +235,6 @@ class Store(ReferenceLane):
 
 
 def begun(record: records.Record) -> bool:
-    """Whether the first message of the record had a delivery that counts."""
-    return record.attempt > 1 or record.losses > 0 or record.lost is not None
+    """Whether a task began the first message of the record. It may have refused it, without a charge."""
+    refusals, _ = records.nacks_in(record.cause)
+    return record.attempt > 1 or record.losses > 0 or record.lost is not None or refusals > 0
