@@ -166,9 +166,7 @@ def _start(
         .config("spark.sql.warehouse.dir", str(Path(tempfile.gettempdir()) / "ticket-bridge-warehouse"))
     )
     if _is_local(master):
-        # Only processes of this machine connect to this driver. Without the variable Spark looks for the address of the
-        # machine's name, and does not start where the name has none.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Only processes of this machine connect to this driver.
         builder = (
             builder.config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
@@ -184,6 +182,7 @@ def _start(
         with (
             _stderr_to(log),
             home_without_archive() if _is_local(master) else nullcontext(),
+            _own_address() if _is_local(master) else nullcontext(),
             java_ends_with_a_failed_start(),
         ):
             return _configured(builder, conf).getOrCreate()
@@ -191,6 +190,22 @@ def _start(
         # The log is kept, since the error names it.
         atexit.unregister(removal)
         raise SparkStartFailed(f"Spark did not start ({_why(log)}); see {log}") from error
+
+
+@contextmanager
+def _own_address() -> Iterator[None]:
+    """A Java that the block starts does not look for the address of the machine's name, which may have none.
+
+    Later the variable is gone: if this process starts a driver for a cluster, the cluster must reach it.
+    """
+    if "SPARK_LOCAL_IP" in os.environ:
+        yield
+        return
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_LOCAL_IP"]
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from bridge.spark.job.session import _why
+from bridge.spark.job.session import SparkStartFailed, _why, local_session
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,32 @@ def test_the_telling_line_is_found(text: str, said: str, tmp_path: Path) -> None
 
 def test_a_log_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert _why(tmp_path / "log") == "its log is empty"
+
+
+@pytest.mark.parametrize(
+    ("master", "chosen", "seen"),
+    [
+        ("local[2]", None, "127.0.0.1"),
+        ("local[2]", "10.1.2.3", "10.1.2.3"),
+        ("spark://far:7077", None, None),
+        ("local-cluster[2,1,512]", None, None),
+    ],
+)
+def test_a_local_master_needs_no_address_of_the_machine_and_a_cluster_must_reach_its_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str, chosen: str | None, seen: str | None
+) -> None:
+    """A process may start one, and the other later."""
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("SPARK_LOCAL_IP", chosen)
+    addresses: list[str | None] = []
+
+    def start(_: Any) -> None:
+        addresses.append(os.environ.get("SPARK_LOCAL_IP"))
+        raise RuntimeError
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
+    with pytest.raises(SparkStartFailed):
+        local_session("x", master=master, log=tmp_path / "log")
+    assert addresses == [seen]
+    assert os.environ.get("SPARK_LOCAL_IP") == chosen
