@@ -63,13 +63,15 @@ class Delayed:
         #: Whether tickets waited for some messages when this term began.
         self._has_held = False
 
-    def begin(self, read_to: IdKey) -> None:
+    def begin(self, read_to: IdKey) -> list[Any]:
         """Learns when the next message is due, and whether any is late. To be called before the lane is read.
 
         ``read_to``: the key up to which earlier leaders have read the stream. A message may be due that was added
         before an entry of its ticket that they read. It goes first, so some are moved here. The scan of the lane finds
-        them.
+        them, but for those whose entries were deleted: the server does not keep these pending. They are returned, for
+        `refuse_deleted`.
         """
+        deleted: list[Any] = []
         late, held, rows = self._term.wire.call_many(
             [
                 ("ZCARD", self._keys.late),
@@ -84,10 +86,17 @@ class Delayed:
         for _ in range(CALLS):
             due = self._lane.next_due_ms
             if due is None or due >= self._now_ms:
-                return
+                break
             moved = self._move_some(MOST, read_to, [])
             self._lane.next_due_ms = moved.next_ms
             self._lane.has_late |= bool(moved.entries)
+            deleted += [entry for entry in moved.entries if not entry[1]]
+        return deleted
+
+    def refuse_deleted(self, entries: Sequence[Any], batch: Batch) -> None:
+        """Makes dead letters of messages that were moved, and whose entries are gone."""
+        for entry in entries:
+            self._reading.take_late(entry, int(float(entry[2])), batch)
 
     # -- when ------------------------------------------------------------------------------------------------------
 

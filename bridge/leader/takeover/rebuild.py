@@ -97,9 +97,13 @@ class Rebuild:
         """Reads all that must be known before anything is settled or dispatched."""
         self._make_group()
         self._consumers.find()
-        self._delayed.begin(self._group_to)
+        deleted = self._delayed.begin(self._group_to)
         self._records.read()
         self._find_first_messages()
+        if deleted:
+            batch = Batch()
+            self._delayed.refuse_deleted(deleted, batch)
+            self._steps.advance(batch)
         self._pending.count_again()
         lane = self._lane
         logger.info(
