@@ -78,6 +78,27 @@ def test_what_is_due_while_nobody_leads_goes_before_what_comes_later(lane: LaneU
     assert_nothing_left(lane)
 
 
+def test_what_was_due_goes_first_and_a_deleted_entry_is_a_dead_letter_although_the_ended_leader_read_on(
+    lane: LaneUnderTest,
+) -> None:
+    master = lane.master("m1")
+    ids = [push(lane, "A", n, 1500) for n in range(3)]
+    wait_until(lambda: delayed(lane) == 3, description="the messages to be delayed")
+    due = now_ms(lane) + 1500
+    master.kill()
+    lane.redis.xdel(lane.keys.stream, ids[1])
+    wait_until(lambda: now_ms(lane) > due, description="the messages to be due")
+    push(lane, "A", 3)
+    # The leader ended between its read and the move of what was due.
+    lane.redis.xreadgroup(lane.keys.group, "master", {lane.keys.stream: ">"})
+    lane.worker("w1")
+    lane.master("m2")
+    lane.wait_done(3)
+    assert lane.log("A") == [0, 2, 3]
+    assert [letter["message_id"] for letter in lane.dead_letters()] == [ids[1]]
+    assert_nothing_left(lane)
+
+
 def test_a_delayed_message_waits_under_a_name_of_its_own_and_keeps_its_id(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1")
