@@ -287,6 +287,12 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
     stalled = [c.name for c in alive if c.state is ConsumerState.STALLED]
     if stalled:
         problems.append(f"alive, and taking nothing from the queue: {', '.join(stalled)}; look at the log, restart it")
+    empty = [c.name for c in alive if c.slots == 0]
+    if empty:
+        problems.append(
+            f"alive, without a pool process that takes messages: {', '.join(empty)}; their pools were shrunk to "
+            "nothing, or the processes hang while they start: look at the log"
+        )
     problems += reading_stops(lane, stopped=status.stopped, dead=status.dead, commands=commands)
     if problem := notice_problem(status.notices):
         problems.append(problem)

@@ -302,6 +302,13 @@ if os.environ.get("COUNTER_EXTRA"):
         """A task that only some processes have, as during a deploy."""
 
 
+@signals.worker_process_init.connect(weak=False)
+def _hang_at_start(**_: Any) -> None:
+    """Keeps a pool process from starting while the file ``hang`` is in the ledger."""
+    while Path(os.environ.get("COUNTER_LEDGER", "."), "hang").exists():
+        time.sleep(0.01)
+
+
 @control_command(args=[("gate", str)])
 def hang(_state: Any, gate: str) -> None:
     """Blocks only the worker's loop until the file ``gate`` exists. Creates ``gate``.held when it begins."""

@@ -33,7 +33,6 @@ from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.main.cutting_off import end_running_tasks
 from bridge.worker.main.known_tasks import Conditions, runnable_tasks
 from bridge.worker.main.open_requests import OpenRequests
-from bridge.worker.main.slots import slots_of
 from bridge.worker.main.warm_shutdown import WarmShutdown
 
 if TYPE_CHECKING:
@@ -199,11 +198,11 @@ class Member:
         self.shared.give_row(self.shared.take_row())
         watch_own_deadline(self.shared, self.lane.lease)
 
-    def start(self, consumer: Any, conditions: Conditions) -> None:
+    def start(self, consumer: Any, conditions: Conditions, slots: Callable[[], int]) -> None:
         """Takes the lease: the worker will consume next.
 
         After a lost connection Celery calls this again. Then the lease is kept, and only the messages that Celery may
-        have dropped are noted.
+        have dropped are noted. ``slots`` returns how many messages the worker takes now.
         """
         # Celery learned revoked ids from other workers, or kept them over a restart.
         self.shared.revoke(state.revoked)
@@ -212,7 +211,7 @@ class Member:
             return
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
-        self._slots = slots_of(consumer, self.name)
+        self._slots = slots
         self.refresh_tasks(conditions)
         self.forks = pool == "prefork"
         self.can_end = self.forks or pool in ("gevent", "eventlet")
@@ -277,7 +276,7 @@ class Member:
             # No pool process can have it.
             self.kept_back.popleft().give_back()
         if self.open.unaccepted and not self._is_stopping and self._slots() < 1:
-            logger.warning("the pool was shrunk to nothing: giving back the messages that have not started")
+            logger.warning("the pool has no process for messages: giving back those that have not started")
             self._recall()
 
     def report(self) -> list[int]:

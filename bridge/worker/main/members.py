@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from bridge.worker.guard.watcher_process import WatchedLane, WatcherProcess
 from bridge.worker.main.forced_end import ForcedEnd
 from bridge.worker.main.known_tasks import conditions_of
 from bridge.worker.main.member import Member
+from bridge.worker.main.slots import Slots
 from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Members:
         self.forced_end = ForcedEnd(url, [member.shared for member in self._members])
         for member in self._members:
             member.ensure_watcher = self.watcher.ensure
+        #: How many messages the worker takes. Set when it takes its leases.
+        self._slots: Slots | None = None
         #: The streams whose lanes the worker should leave. Written by the thread of `LayoutWatch`.
         self._leaving = frozenset[str]()
         #: Starts the worker again when the stream has a new layout.
@@ -57,12 +61,25 @@ class Members:
         """Takes the leases. ``consumer``: Celery's, which will consume next. ``own_queues``: the queues for tickets of
         this process.
         """
+        if self._slots is None:
+            # Celery itself waits for a process that was started later, and ends it then.
+            patience_s = max(
+                [self.app.conf.worker_proc_alive_timeout, *(member.lane.lease for member in self._members)]
+            )
+            self._slots = Slots(consumer, self.name, math.ceil(patience_s), self._begun)
         conditions = conditions_of(self.app, own_queues)
         for member in self._members:
-            member.start(consumer, conditions)
+            member.start(consumer, conditions, self._slots)
 
-    def refresh_tasks(self, own_queues: frozenset[str]) -> None:
-        """Looks again which tasks the worker can run: an operator may have changed its queues, or a rate limit."""
+    def _begun(self) -> int:
+        return sum(member.open.begun for member in self._members)
+
+    def look_again(self, own_queues: frozenset[str]) -> None:
+        """Looks again which tasks the worker can run, and how many: an operator may have changed its queues or a rate
+        limit, and pool processes may hang. Called every second on Celery's own thread.
+        """
+        if self._slots is not None:
+            self._slots.look_at_starts()
         conditions = conditions_of(self.app, own_queues)
         for member in self._members:
             member.refresh_tasks(conditions)

@@ -31,6 +31,8 @@ class OpenRequests:
         self.all: dict[int, Any] = {}
         #: First fence -> request, of those that no pool process has accepted yet.
         self.unaccepted: dict[int, Any] = {}
+        #: How many requests pool processes have accepted.
+        self.begun = 0
         #: First fence -> request, of those that Celery may have dropped with a lost connection; and when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
@@ -41,6 +43,7 @@ class OpenRequests:
 
     def accepted(self, first: int) -> None:
         """A pool process has the request with the first fence ``first``."""
+        self.begun += 1
         self.unaccepted.pop(first, None)
 
     def remove(self, first: int) -> None:

@@ -98,7 +98,7 @@ class MemberStep(bootsteps.StartStopStep):
     def _every_second(members: Members, health: Health, consumer: Any) -> None:
         health.turn()
         members.leave_lanes(consumer)
-        members.refresh_tasks(ticket_queues())
+        members.look_again(ticket_queues())
 
     def close(self, parent: Any) -> None:
         """The worker stops: Celery's loop has ended for good. After a lost connection Celery does not call this."""

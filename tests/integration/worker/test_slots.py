@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from celery import Celery
 
@@ -112,4 +113,46 @@ def test_a_pool_that_is_shrunk_to_nothing_delays_no_ticket(lane: LaneUnderTest, 
     tell(lane, worker, "pool_grow", n=1)
     lane.push("A", {"n": 3})
     lane.wait_done(4)
+    lane.assert_at_rest()
+
+
+def pool_processes(worker: WorkerNode) -> list[psutil.Process]:
+    """The processes of the worker's pool: the forks of its main process."""
+    main = psutil.Process(worker.pid)
+    return [child for child in main.children() if child.cmdline() == main.cmdline()]
+
+
+@pytest.mark.parametrize("started", ["first", "later"])
+def test_a_pool_whose_processes_hang_at_their_start_delays_no_ticket(lane: LaneUnderTest, started: str) -> None:
+    # Of the processes that hang, Celery ends those that it started later, and starts the next ones.
+    lane.env["COUNTER_CONF"] = json.dumps({"worker_proc_alive_timeout": 1})
+    hang = lane.ledger / "hang"
+    master = lane.master("m1")
+    if started == "first":
+        hang.touch()
+    worker = lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    lane.wait_known(master, worker)
+    if started == "later":
+        lane.push("A", {"n": -1})
+        lane.wait_done(1)
+        hang.touch()
+        for process in pool_processes(worker):
+            process.kill()
+    done = lane.count("done")
+    for n in range(3):
+        lane.push("A", {"n": n})
+
+    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that no process starts", timeout_s=30)
+    other = lane.worker("w2", "--concurrency=1", COUNTER_LEDGER=str(lane.ledger / ".."))
+    lane.wait_done(done + 3)
+
+    assert lane.log("A")[-3:] == [0, 1, 2]
+    assert lane.count("failed") == 0
+    assert "2 of 2 pool processes" in worker.logs()
+    other.terminate()
+    hang.unlink()
+    wait_until(lambda: slots(lane, worker) == 2, description="the worker to tell that its pool started", timeout_s=30)
+    lane.push("A", {"n": 3})
+    lane.wait_done(done + 4)
     lane.assert_at_rest()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,6 +270,16 @@ def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: Comm
     assert shell.json("status")["problems"] == []
     lane.redis.lpush(lane.keys.queue("w2@host"), json.dumps({"headers": {HEADER_REQUEST: WorkerRequest.PROBE.value}}))
     assert any("taking nothing from the queue: w2@host" in problem for problem in shell.json("status")["problems"])
+
+
+def test_a_consumer_without_slots_is_a_problem(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("w1@host")
+    found: Any = lane.redis.hget(lane.keys.consumers, "w1@host")
+    lane.redis.hset(lane.keys.consumers, "w1@host", json.dumps({**json.loads(found), "slots": 0}))
+    [problem] = shell.json("status")["problems"]
+    assert problem.startswith("alive, without a pool process that takes messages: w1@host;")
 
 
 def test_counters_of_what_should_not_happen_are_shown_if_above_zero(shell: CommandLine, lane: Lane) -> None:
