@@ -47,9 +47,9 @@ ELSEWHERE = ("READONLY", "MASTERDOWN", "UNBLOCKED")
 # Before 7.0, the error of a command in a script is in the middle of the script's own error:
 # "Error running script (call to f_5c…): @user_script:1: @user_script: 1: -READONLY You can't write …".
 _IN_SCRIPT = re.compile(r"^(?:Error running script|@user_script).*?: -([A-Z]+) ", re.DOTALL)
-# A pipeline of redis-py puts the command before the error, at most 100 characters of it. The asyncio one shows the
-# error as a tuple. An argument may look like the end of the command, so the last place counts that can be the end.
-_IN_PIPELINE = re.compile(r"Command # \d+ \(.{0,100}\) of pipeline caused error: (?:\(['\"])?(.*)", re.DOTALL)
+# A pipeline of redis-py puts the command before the error, at most 100 characters of it. An argument may look like the
+# end of the command, so the last place counts that can be the end. (That of asyncio drops the error, before 7.0.)
+_IN_PIPELINE = re.compile(r"Command # \d+ \(.{0,100}\) of pipeline caused error: (.*)", re.DOTALL)
 # What EXEC says when the server cannot serve the transaction any more.
 _DISCARDED = "Transaction discarded because of: "
 

@@ -331,7 +331,9 @@ def is_deep(text: bytes, parsed: Any = None) -> bool:
 
 #: A number; half of a surrogate pair (not a whole pair, and not half of one before a broken escape); a JSON string.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_HALF_PAIR = re.compile(r"\\u[dD]([89abAB][0-9a-fA-F]{2}(?!\\u(?![0-9a-fA-F]{4}))|[c-fC-F][0-9a-fA-F]{2})")
+_HALF_PAIR = re.compile(
+    r"\\u[dD]([89abAB][0-9a-fA-F]{2}(?!\\u(?![0-9a-fA-F]{4}))|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
 _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
@@ -343,7 +345,8 @@ def why_refused(payload: bytes, exc: orjson.JSONDecodeError) -> Refused:
         return Refused.NOT_UTF8
     if (number := _NUMBER.match(text, exc.pos)) and math.isinf(float(number[0])):
         return Refused.HUGE_NUMBER
-    if _HALF_PAIR.match(text, exc.pos):
+    # Older versions of orjson point to what is behind the half.
+    if _HALF_PAIR.match(text, exc.pos) or _HALF_PAIR.match(text, max(0, exc.pos - len(r"\ud800"))):
         return Refused.HALF_PAIR
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", _TEXT.sub("", text[: exc.pos])):

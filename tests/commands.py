@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,17 @@ class CommandLine:
 
     def __call__(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
         """The result of one command. A stack trace fails the test."""
-        result = CliRunner().invoke(cli, ["-A", self.app, *arguments], input=stdin)
-        return checked(result)
+        return checked(runner().invoke(cli, ["-A", self.app, *arguments], input=stdin))
 
     def json(self, *arguments: str, stdin: str | bytes | None = None) -> Any:
         """The document that a command with ``--json`` prints."""
         return json.loads(self(*arguments, "--json", stdin=stdin).stdout)
+
+
+def runner() -> CliRunner:
+    """Click's runner of commands, with the two outputs apart."""
+    apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    return CliRunner(**apart)
 
 
 def checked(result: Result) -> Result:

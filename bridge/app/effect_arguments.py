@@ -213,10 +213,13 @@ def _setbit(arguments: Arguments) -> None:
     _integer(arguments[2], 0, 1)
 
 
+def _without_nomkstream(arguments: Arguments) -> Arguments:
+    return arguments[1:] if arguments[:1] and arguments[0].upper() == b"NOMKSTREAM" else arguments
+
+
 def _xadd(arguments: Arguments) -> None:
-    rest = arguments[1:]
-    if rest[:1] and rest[0].upper() == b"NOMKSTREAM":
-        rest = rest[1:]
+    # The server takes it anywhere before the id, and redis-py puts it first or last.
+    rest = _without_nomkstream(arguments[1:])
     if rest[:1] and rest[0].upper() in (b"MAXLEN", b"MINID"):
         by_id = rest[0].upper() == b"MINID"
         rest = rest[1:]
@@ -234,6 +237,7 @@ def _xadd(arguments: Arguments) -> None:
                 raise _BadArgument("a limit needs approximate=True")
             _integer(rest[1] if len(rest) > 1 else b"", 0)
             rest = rest[2:]
+        rest = _without_nomkstream(rest)
     if rest[:1] != [b"*"]:
         raise _BadArgument("leave the id to Redis ('*'); any other could be refused")
     _groups(rest[1:], 2)

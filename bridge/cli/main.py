@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from io import TextIOWrapper
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from bridge.cli.group import Group
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -56,11 +57,16 @@ OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "delayed", "audit", "st
 #: The app of a command without -A.
 DEFAULT_APP = "tasks"
 
+#: Help that click raises as an error. Before click 8.2 it is none.
+_HELP: tuple[type[click.ClickException], ...] = tuple(
+    kind for kind in [getattr(click.exceptions, "NoArgsIsHelpError", None)] if kind is not None
+)
+
 #: A command of ours in a sentence that names neither an app nor a subscription.
 _COMMAND = re.compile(r"`bridge (?P<words>(?!-A |--app )(?![^`]* (?:-s|--stream) )[^`]+)`")
 
 
-class Commands(click.Group):
+class Commands(Group):
     """Loads a command when it is called, and prints an error of it as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
@@ -77,15 +83,6 @@ class Commands(click.Group):
         if cmd_name in OF_A_VERSION:
             VERSION.add_to(command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click-didyoumean prints its suggestions on further lines; an error of ours is one line.
-        near = get_close_matches(args[0], COMMANDS, n=1)
-        if near and args[0] not in COMMANDS:
-            raise click.UsageError(f"there is no command {args[0]!r}; did you mean {near[0]!r}?", ctx)
-        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         # It reads the options that stand before the command.
@@ -104,7 +101,7 @@ class Commands(click.Group):
             if exc.option_name in ("-A", "--app"):
                 usage = f"put it before the command: {ctx.command_path} {exc.option_name} APP …"
                 raise click.UsageError(f"{exc.option_name} is an option of {ctx.command_path}; {usage}", ctx) from None
-            raise
+            raise _on_one_line(exc) from None
         except click.ClickException as exc:
             raise _on_one_line(exc) from None
         except (click.exceptions.Exit, click.Abort):
@@ -124,7 +121,7 @@ class Commands(click.Group):
 
 def _on_one_line(exc: click.ClickException) -> click.ClickException:
     """``exc`` with a message of one line: click puts names into it as they are. Help, which is one for click, stays."""
-    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
+    if isinstance(exc, _HELP):
         return exc
     from bridge.routing.text import printable
 

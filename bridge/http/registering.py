@@ -105,7 +105,11 @@ class Registry:
             for lane in lanes:
                 pipe.hget(lane.settings.keys.consumers, asked.name)
                 pipe.hget(lane.settings.keys.about, "master")
-            replies: list[Any] = await pipe.execute()
+            # An error that it raises by itself has lost the server's words, before redis-py 7.
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
         if not all(leads_http(text) for text in replies[1::2]):
             raise unavailable("a master of an older version leads this subscription: upgrade the masters first")
         enlisting = [

@@ -113,7 +113,7 @@ class Wire:
 
     def _send(self, packed: Sequence[bytes]) -> None:
         try:
-            if not self._connection.is_connected:
+            if self.file is None:
                 self._connection.connect()
             self._connection.send_packed_command(packed, check_health=False)
         except BaseException:

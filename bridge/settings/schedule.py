@@ -148,7 +148,6 @@ class Crontab:
         self._crontab = crontab(*(getattr(of, f"_orig_{kind}") for kind in kinds))
         # It reckons as if there were no summer time.
         self._crontab.tz = UTC
-        self._crontab.nowfun = lambda: datetime.now(UTC)
         self._zone = zone
 
     @cached_property
@@ -179,7 +178,10 @@ class Crontab:
 
     def _next_on_the_clock(self, at: datetime) -> datetime:
         """The first time of the crontab that a clock without summer time shows after ``at``."""
-        last, delta, _ = self._crontab.remaining_delta(at.replace(tzinfo=UTC))
+        start = at.replace(tzinfo=UTC)
+        # Celery 5.6 finds the later times of a day only if that day is today.
+        self._crontab.nowfun = lambda: start
+        last, delta, _ = self._crontab.remaining_delta(start)
         following: datetime = last + delta
         return following.replace(tzinfo=None)
 

@@ -18,6 +18,8 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge.spark.wire.places import places
+
 CRLF = b"\r\n"
 #: Batches are cut to this size, in bytes: an encoded array has 32-bit offsets, and memory stays small.
 MAX_ENCODED_BYTES = 32 * 1024 * 1024
@@ -44,7 +46,7 @@ def as_bytes(column: pa.Array) -> pa.Array:
         return column.cast(pa.binary())
     except pa.ArrowInvalid:
         # A piece of a column of more than 2 GiB: its offsets are too large until it is copied.
-        return column.take(pa.arange(0, len(column), 1)).cast(pa.binary())
+        return column.take(places(0, len(column))).cast(pa.binary())
 
 
 def is_text(kind: pa.DataType) -> bool:

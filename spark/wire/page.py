@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.spark.wire.encoder import CRLF
+from bridge.spark.wire.places import places
 from bridge.spark.wire.uniform import read_uniform
 
 #: Whether this Python has hiredis.
@@ -64,8 +65,11 @@ class VariedPage:
             return pa.nulls(len(self.ids), pa.binary())
         which = pc.equal(self._codes, self._names.index(name))
         # Backwards, since index_in finds the first, and the last one counts.
-        owners, values = (array.filter(which)[::-1] for array in (self._owners, self._values))
-        return values.take(pc.index_in(pa.arange(0, len(self.ids), 1), value_set=owners))
+        owners, values = (array.filter(which) for array in (self._owners, self._values))
+        # A slice with a step needs NumPy, before pyarrow 21.
+        backwards = places(len(owners) - 1, -1, -1)
+        owners, values = owners.take(backwards), values.take(backwards)
+        return values.take(pc.index_in(places(0, len(self.ids)), value_set=owners))
 
     def others(self, own: frozenset[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
         foreign = [name not in own for name in self._names]

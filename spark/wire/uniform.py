@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.spark.wire.encoder import CRLF, announcements
+from bridge.spark.wire.places import places
 
 #: Line ends of an entry before its fields: after ``*2``, ``$<length>``, the id, ``*<fields and values>``.
 _HEAD = 4
@@ -50,10 +51,10 @@ class UniformPage:
     def others(self, own: frozenset[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
         names = [name for name in self._values if name not in own]
         rows, width = len(self.ids), len(names)
-        offsets = pa.arange(0, rows * width + width, width) if width else pa.repeat(0, rows + 1)
+        offsets = places(0, rows * width + width, width) if width else pa.repeat(0, rows + 1)
         if not width:
             return offsets, pa.array([], pa.binary()), pa.array([], pa.binary())
-        at = pa.arange(0, rows * width, 1)
+        at = places(0, rows * width)
         row = pc.divide(at, width)
         which = pc.subtract(at, pc.multiply(row, width))
         # Column after column: the value of field `which` of entry `row` is at which * rows + row.
@@ -105,7 +106,7 @@ def _line_ends(data: pa.Buffer) -> pa.Array:
 
 @cache
 def _places() -> pa.Array:
-    return pa.arange(0, _SEARCHED, 1).cast(pa.int32())
+    return places(0, _SEARCHED).cast(pa.int32())
 
 
 def _cuts(ends: pa.Array, count: int, fields: int) -> pa.Array:
@@ -128,7 +129,7 @@ def _cut_at(fields: int, entries: int) -> tuple[pa.Array, pa.Array]:
 
 
 def _every(pieces: pa.Array, first: int, step: int) -> pa.Array:
-    return pieces.take(pa.arange(first, len(pieces), step))
+    return pieces.take(places(first, len(pieces), step))
 
 
 def _headers(names: Sequence[bytes]) -> list[bytes]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from email import message_from_bytes
 from pathlib import Path
 from typing import Literal
+from zipfile import ZipFile
 
 import pytest
 import uv
+from packaging.version import Version
 
 from tests.conftest import missing
 from tests.wheel import ROOT
@@ -41,6 +44,11 @@ class Environment:
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def version(self, name: str) -> Version:
+        """The version of the package ``name`` that is installed in it."""
+        asks = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+        return Version(self.run("-c", asks, name, cwd=self.folder).strip())
+
 
 def clean_environment() -> dict[str, str]:
     """This process's variables without those that would let a Python import the checkout."""
@@ -61,8 +69,17 @@ def make_environment(
     environment = Environment(folder)
     where = ("--python", environment.command("python"))
     versions = ("--constraints", str(ROOT / "requirements.lock")) if locked else ("--resolution", resolution)
-    _uv("pip", "install", *where, *versions, str(wheel), *more)
+    # For uv the requirements of a wheel are not direct ones, unless they are named.
+    _uv("pip", "install", *where, *versions, str(wheel), *requirements_of(wheel), *more)
     return environment
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """What the wheel requires without any extra."""
+    with ZipFile(wheel) as file:
+        [name] = [name for name in file.namelist() if name.endswith(".dist-info/METADATA")]
+        stated = message_from_bytes(file.read(name)).get_all("Requires-Dist", [])
+    return [one for one in stated if "extra ==" not in one]
 
 
 def _uv(*arguments: str) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.adopters.conftest import MakeStand
-from tests.adopters.environments import make_environment
+from tests.adopters.environments import make_environment, requirements_of
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +26,10 @@ def test_an_empty_environment_needs_nothing_but_the_wheel(
 ) -> None:
     environment = make_environment(tmp_path / "environment", wheel, resolution=resolution)
 
+    if resolution == "lowest-direct":
+        for requirement in map(Requirement, requirements_of(wheel)):
+            [bound] = [Version(one.version) for one in requirement.specifier if one.operator == ">="]
+            assert environment.version(requirement.name).release[:2] == (*bound.release, 0)[:2], requirement
     imported = environment.run(str(Path(__file__).parent / "import_all.py"), cwd=tmp_path)
     assert int(imported) > 100
 

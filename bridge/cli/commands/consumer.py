@@ -8,6 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from bridge.cli.group import Group
 from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import NON_EMPTY, TICKET_ID, Number
 from bridge.cli.terminal import echo_json
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from bridge.routing.keys import LaneKeys
 
 
-@click.group()
+@click.group(cls=Group)
 def consumer() -> None:
     """Lists, drains and resumes consumers, and moves their tickets."""
 

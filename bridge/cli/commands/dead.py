@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_options
 from bridge.cli.refusals import fail_for, list_refused
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from bridge.protocol.dead_letters import Letter
 
 
-@click.group()
+@click.group(cls=Group)
 def dead() -> None:
     """Lists, replays and drops dead letters."""
 

@@ -9,6 +9,7 @@ import click
 
 from bridge.cli.delayed_changes import ChangeRequest, changing
 from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table, when
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, MESSAGE_ID, Number
 from bridge.cli.terminal import echo_json
@@ -18,7 +19,7 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
 
-@click.group()
+@click.group(cls=Group)
 def delayed() -> None:
     """Lists, cancels and reschedules messages that are not due yet."""
 

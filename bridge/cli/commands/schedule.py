@@ -7,6 +7,7 @@ from datetime import datetime
 import click
 from rich.table import Table
 
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
@@ -14,7 +15,7 @@ from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
 
-@click.group()
+@click.group(cls=Group)
 def schedule() -> None:
     """Shows the recurring messages of the app (bridge_schedule)."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import click
 
 import bridge
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.routing.errors import ConfigurationError
 
@@ -57,7 +58,7 @@ ALL = (
 )
 
 
-@click.group(name="spark")
+@click.group(name="spark", cls=Group)
 def spark() -> None:
     """Starts a Spark job.
 

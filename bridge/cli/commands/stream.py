@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY, Number
 from bridge.cli.terminal import echo_json
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 OLD_PARTITIONS_S = 0.2
 
 
-@click.group()
+@click.group(cls=Group)
 def stream() -> None:
     """Streams and their versions."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
 from bridge.cli.subscription_view import undone_of, unread_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.inspect.subscription_status import SubscriptionStatus
 
 
-@click.group()
+@click.group(cls=Group)
 def subscription() -> None:
     """Adds, lists and removes subscriptions: the logical consumers of the stream."""
 

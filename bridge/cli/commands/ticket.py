@@ -10,6 +10,7 @@ import orjson
 from redis.exceptions import ResponseError
 from rich.table import Table
 
+from bridge.cli.group import Group
 from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY, TICKET_ID
 from bridge.cli.terminal import echo_json
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MAX_REASON = 200
 
 
-@click.group()
+@click.group(cls=Group)
 def ticket() -> None:
     """Shows, parks and releases tickets."""
 

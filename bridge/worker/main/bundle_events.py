@@ -24,6 +24,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
+from celery import VERSION
 from celery.utils.time import utcoffset
 from kombu.asynchronous import get_event_loop
 from kombu.common import maybe_declare
@@ -143,7 +144,9 @@ def _keep(eventer: Any) -> None:
     """Celery has closed the dispatcher, since the connection is lost. What was gathered goes to the next dispatcher."""
     gathered = _gathered.pop(eventer, None)
     if gathered is not None and gathered.batches:
-        eventer._outbound_buffer.append((_parsed(_texts(eventer, gathered.batches)), ROUTING_KEY))
+        kept = (_parsed(_texts(eventer, gathered.batches)), ROUTING_KEY)
+        # Before 5.7, Celery keeps an error beside each event, and does not look at it.
+        eventer._outbound_buffer.append(kept if VERSION >= (5, 7) else (*kept, None))
 
 
 def _texts(eventer: Any, batches: Iterable[_Batch]) -> list[str]:
@@ -197,11 +200,7 @@ def _publish_text(eventer: Any, producer: Any, text: str) -> int | None:
 def _is_plain_fanout(channel: Any, exchange: str) -> bool:
     """Whether `_put_fanout` does what the channel's own method would do."""
     own = getattr(type(channel), "_put_fanout", None)
-    return (
-        own is redis_transport.Channel._put_fanout
-        and hasattr(channel, "_get_publish_topics")
-        and channel.typeof(exchange).type == "fanout"
-    )
+    return own is redis_transport.Channel._put_fanout and channel.typeof(exchange).type == "fanout"
 
 
 def _put_fanout(channel: Any, message: Any, exchange: str, text: str) -> int:
@@ -215,4 +214,11 @@ def _put_fanout(channel: Any, message: Any, exchange: str, text: str) -> int:
         raise ValueError("kombu has changed the body")
     payload = b"".join((before, orjson.dumps(text), behind))
     with channel.conn_or_acquire() as client:
-        return sum(client.publish(topic, payload) for topic in channel._get_publish_topics(exchange, ROUTING_KEY))
+        return sum(client.publish(topic, payload) for topic in _topics(channel, exchange))
+
+
+def _topics(channel: Any, exchange: str) -> Any:
+    """Where kombu publishes what goes to ``exchange``: before 5.7 there is one such place."""
+    if hasattr(channel, "_get_publish_topics"):
+        return channel._get_publish_topics(exchange, ROUTING_KEY)
+    return (channel._get_publish_topic(exchange, ROUTING_KEY),)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import pyspark
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from bridge.spark.job.java import find_java
 from bridge.testing.nodes.process import ROOT
+from tests.commands import runner
 from tests.integration.spark.spark_session import DEALT_OUT, session_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class JobsHere:
 
     def __call__(self, main: click.Command, *arguments: str | Path) -> Said:
         """What the job said. Fails when the job does, and when it says anything else than JSON lines."""
-        done = CliRunner().invoke(main, [*map(str, arguments), "--progress", "json"])
+        done = runner().invoke(main, [*map(str, arguments), "--progress", "json"])
         assert (done.exit_code, done.stderr) == (0, ""), done.output
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -97,7 +98,7 @@ def refused(main: click.Command, arguments: list[str], monkeypatch: pytest.Monke
         raise AssertionError("Java was started")
 
     monkeypatch.setattr("bridge.spark.job.session.find_java", never)
-    done = CliRunner().invoke(main, arguments)
+    done = runner().invoke(main, arguments)
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")

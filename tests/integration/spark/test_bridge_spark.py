@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import psutil
 import pytest
-from click.testing import CliRunner
 
 from bridge.routing.keys import layout_key
 from bridge.routing.layouts import find_layout
@@ -26,7 +25,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.process import ROOT, ProcessNode
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
-from tests.commands import CommandLine, command_line
+from tests.commands import CommandLine, command_line, runner
 from tests.integration.spark.spark_clusters import python_with
 from tests.integration.spark.spark_jobs import command, said, submit
 
@@ -242,7 +241,7 @@ def test_exit_code_process_and_signals_are_the_jobs_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job", [push, archive, report, replay])
 def test_every_job_says_how_it_is_used(job: ModuleType) -> None:
-    done = CliRunner().invoke(job.main, ["--help"])
+    done = runner().invoke(job.main, ["--help"])
     assert (done.exit_code, done.stderr) == (0, "")
     for option in ("--master", "--progress", "--spark-log"):
         assert option in done.stdout

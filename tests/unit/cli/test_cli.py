@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from bridge.cli.main import COMMANDS, cli
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, checked, command_line, letter
+from tests.commands import CommandLine, Lane, checked, command_line, letter, runner
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def refused(result: Result, code: int) -> str:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("up", "demo")])
 def test_every_command_explains_itself_without_an_app(name: str) -> None:
-    result = checked(CliRunner().invoke(cli, [name, "--help"]))
+    result = checked(runner().invoke(cli, [name, "--help"]))
     assert result.exit_code == 0
     assert "Usage: " in result.stdout
 
@@ -48,20 +48,20 @@ def test_every_command_explains_itself_without_an_app(name: str) -> None:
 def test_the_version_is_that_of_the_installed_package() -> None:
     expected = (0, f"ticket-bridge {version('ticket-bridge')}\n", "")
     for words in (["--version"], ["-A", "no.such.app", "--version"], ["--version", "status"]):
-        result = checked(CliRunner().invoke(cli, words))
+        result = checked(runner().invoke(cli, words))
         assert (result.exit_code, result.stdout, result.stderr) == expected
     of_celery = celery("bridge", "--version")
     assert (of_celery.exit_code, of_celery.stdout) == expected[:2]
 
 
 def test_a_command_that_is_not_there_names_the_nearest() -> None:
-    result = checked(CliRunner().invoke(cli, ["statsu"]))
+    result = checked(runner().invoke(cli, ["statsu"]))
     assert result.exit_code == 2
     assert "there is no command 'statsu'; did you mean 'status'?" in result.stderr
 
 
 def test_an_app_option_behind_the_command_gets_a_hint_where_it_belongs() -> None:
-    result = checked(CliRunner().invoke(cli, ["status", "-A", "shop"]))
+    result = checked(runner().invoke(cli, ["status", "-A", "shop"]))
     assert result.exit_code == 2
     assert "put it before the command" in result.stderr
 
@@ -104,18 +104,18 @@ def test_a_place_in_the_users_own_code_is_named(shell: CommandLine) -> None:
 def test_a_module_that_is_not_there_says_how_to_name_one(shell: CommandLine) -> None:
     name = f"nowhere_{uuid.uuid4().hex}"
     for app in (name, f"{name}:app"):
-        result = checked(CliRunner().invoke(cli, ["-A", app, "status"]))
+        result = checked(runner().invoke(cli, ["-A", app, "status"]))
         assert f"No module named '{name}'" in refused(result, 2)
         assert "-A" in result.stderr
 
 
 def test_an_attribute_that_is_not_there_is_named(shell: CommandLine) -> None:
-    result = checked(CliRunner().invoke(cli, ["-A", f"{shell.app}:nothing", "status"]))
+    result = checked(runner().invoke(cli, ["-A", f"{shell.app}:nothing", "status"]))
     assert "no Celery app 'nothing' in" in refused(result, 2)
 
 
 def test_an_attribute_names_the_app(shell: CommandLine) -> None:
-    assert checked(CliRunner().invoke(cli, ["-A", f"{shell.app}:app", "status"])).exit_code == 0
+    assert checked(runner().invoke(cli, ["-A", f"{shell.app}:app", "status"])).exit_code == 0
 
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_another_type_under_the_streams_name_is_reported(shell: CommandLine, val
 def celery(*arguments: str) -> Result:
     from celery.bin.celery import celery as command
 
-    return checked(CliRunner().invoke(command, arguments))
+    return checked(runner().invoke(command, arguments))
 
 
 def test_celery_runs_the_commands_for_its_own_app(shell: CommandLine, valkey: EmbeddedServer) -> None:
@@ -251,7 +251,7 @@ def test_a_master_for_lanes_that_there_are_not_is_refused_with_one_line(
     names: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://127.0.0.1:1/0")
-    result = checked(CliRunner().invoke(cli, ["-A", "tests.apps.subscribers", "run", "--lanes", names]))
+    result = checked(runner().invoke(cli, ["-A", "tests.apps.subscribers", "run", "--lanes", names]))
     assert refused(result, 2) == f"Error: {error}\n"
 
 

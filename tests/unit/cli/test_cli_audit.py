@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from redis import Redis
 
 from bridge.audit.audit import Check
@@ -23,7 +22,7 @@ from bridge.cli.main import cli
 from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
-from tests.commands import CommandLine, command_line
+from tests.commands import CommandLine, command_line, runner
 from tests.unit.audit.test_audit import EVENTFUL
 from tests.unit.audit.true_history import Event, TrueLane
 from tests.unit.audit.written_history import WrittenLane
@@ -185,7 +184,7 @@ def test_impossible_options_are_refused(
 
 
 def test_the_command_and_the_page_say_what_each_check_proves() -> None:
-    result = CliRunner().invoke(cli, ["audit", "--explain"])
+    result = runner().invoke(cli, ["audit", "--explain"])
     assert result.exit_code == 0
     page = " ".join((DOCS / "reference" / "audit.md").read_text().split())
     for check in Check:

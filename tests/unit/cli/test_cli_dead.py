@@ -386,7 +386,8 @@ def test_a_letter_that_was_deleted_before_the_drop_is_reported(
     monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", gone_meanwhile)
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
-    assert result.stdout == ""
+    # Before click 8.2, its runner puts the answer there.
+    assert result.stdout.strip() in ("", "y")
     assert result.stderr.endswith(f"Error: {id_} was not dropped: it no longer exists\n")
 
 

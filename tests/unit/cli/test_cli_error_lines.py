@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from bridge.cli.main import COMMANDS, cli
 from bridge.routing.text import one_line, printable, printable_lines
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, checked, command_line
+from tests.commands import CommandLine, Lane, checked, command_line, runner
 
 NAMES = ["w\n1", "a\r\nError: b", "\x1b[2J", "tab\there", "\x85\u2028\u202e", "\n"]
 #: These run until a signal, or start Java.
@@ -85,7 +85,7 @@ def test_every_command_prints_its_error_as_one_line(shell: CommandLine, name: st
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_so_does_the_program_before_it_knows_a_command(name: str) -> None:
     for call in ([name], [f"-Z{name}"], [f"--x{name}"], ["-A", name, "status"], ["run", "--lanes", name, "-A", name]):
-        result = checked(CliRunner().invoke(cli, call))
+        result = checked(runner().invoke(cli, call))
         assert result.exit_code == 2
         assert has_one_line(result), (call, result.stderr)
 

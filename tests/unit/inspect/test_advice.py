@@ -38,7 +38,9 @@ def called(words: list[str]) -> tuple[dict[str, object], Target]:
     outer = cli.make_context("bridge", arguments)
     target = Target(str(outer.params["name"]))
     outer.obj = target
-    rest = [*outer._protected_args, *outer.args]
+    # Before click 8.2 the name has no underscore.
+    protected = outer._protected_args if hasattr(outer, "_protected_args") else outer.protected_args
+    rest = [*protected, *outer.args]
     group = cli.get_command(outer, rest[0])
     assert isinstance(group, click.Group)
     command = group.commands[rest[1]]

@@ -23,7 +23,15 @@ from bridge.routing.connection import client
 )
 def test_commands_are_packed_as_redis_py_packs_them(arguments: Any) -> None:
     made = client("redis://nowhere").connection_pool.make_connection()
-    assert b"".join(made.pack_command(*arguments)) == b"".join(Connection(host="nowhere").pack_command(*arguments))
+    assert packed(made, arguments) == packed(Connection(host="nowhere"), arguments)
+
+
+def packed(connection: Any, arguments: Any) -> bytes | None:
+    """What it sends; None: it refuses that, as redis-py refuses a bytearray before version 7."""
+    try:
+        return b"".join(connection.pack_command(*arguments))
+    except DataError:
+        return None
 
 
 def test_an_argument_that_cannot_be_packed_is_refused_before_it_is_sent() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from click.testing import CliRunner
 from rich.console import Console
 
 from benchmarks import __main__ as command
@@ -29,6 +28,7 @@ from benchmarks.stack import BenchmarkFailed
 from benchmarks.tally import Reading, Tally
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_RUNS
 from bridge.protocol.outcomes import decode
+from tests.commands import runner
 
 
 def results(**variants: list[float]) -> Results:
@@ -152,7 +152,7 @@ def test_a_row_without_its_peer_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(goals_command, "cases", lambda **_: {"case": run})
     monkeypatch.setattr(goals_command, "describe", dict)
     target = tmp_path / "figures.json"
-    done = CliRunner().invoke(goals_command.main, ["--rounds", "2", "--json", str(target)])
+    done = runner().invoke(goals_command.main, ["--rounds", "2", "--json", str(target)])
     assert done.exit_code == 0, done.output
     said = {name: next(line for line in done.output.splitlines() if line.startswith(f"│ {name}")) for name in rows}
     assert "3.00 (3.00 … 3.00)" in said["there"]
@@ -176,7 +176,7 @@ def test_a_row_that_breaks_is_named_and_the_others_go_on(monkeypatch: pytest.Mon
     monkeypatch.setattr(goals_command, "ROWS", rows)
     monkeypatch.setattr(goals_command, "cases", lambda **_: {"case": run})
     monkeypatch.setattr(goals_command, "describe", dict)
-    done = CliRunner().invoke(goals_command.main, ["--rounds", "2", "--json", str(tmp_path / "figures.json")])
+    done = runner().invoke(goals_command.main, ["--rounds", "2", "--json", str(tmp_path / "figures.json")])
     assert done.exit_code == 1
     assert "nothing moved at 1.0" in done.output
     assert any("whole" in line and " reached" in line for line in done.output.splitlines())
@@ -304,7 +304,7 @@ def test_the_variants_take_turns_in_each_round(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(command, "CASES", {"hot": case})
     monkeypatch.setattr(command, "describe", lambda: {"cpu": "a fast one"})
     target = tmp_path / "deep" / "figures.json"
-    done = CliRunner().invoke(command.main, ["--rounds", "2", "--json", str(target)])
+    done = runner().invoke(command.main, ["--rounds", "2", "--json", str(target)])
     assert done.exit_code == 0, done.output
     assert order == ["a", "b", "a", "b"]
     written = json.loads(target.read_text())
@@ -324,10 +324,10 @@ def test_a_missed_goal_is_no_failure_and_a_broken_run_is_one(monkeypatch: pytest
     for run, code in ((slow, 0), (broken, 1)):
         case = Case("Title", {"bundles": "Bridge"}, run, (Column("rate", "msg/s"),))
         monkeypatch.setattr(command, "CASES", {"hot": case})
-        done = CliRunner().invoke(command.main, ["--quick", "--json", str(tmp_path / "figures.json")])
+        done = runner().invoke(command.main, ["--quick", "--json", str(tmp_path / "figures.json")])
         assert done.exit_code == code, done.output
-    assert "Error: bundles 0.4 moved nothing" in done.output
+    assert "Error: bundles 0.4 moved nothing" in done.stderr
 
 
 def test_an_unknown_case_is_wrong_usage() -> None:
-    assert CliRunner().invoke(command.main, ["--only", "nothing"]).exit_code == 2
+    assert runner().invoke(command.main, ["--only", "nothing"]).exit_code == 2

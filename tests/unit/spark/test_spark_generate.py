@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.generate import COLUMNS, incident_log, main, write_log
+from tests.commands import runner
 
 EVENTS, TICKETS = 4000, 700
 
@@ -95,7 +95,7 @@ def test_the_smallest_logs_work(events: int, tickets: int) -> None:
 
 
 def test_an_unwritable_place_is_one_line_and_exit_1(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, [str(tmp_path / "none" / "log.csv")])
+    result = runner().invoke(main, [str(tmp_path / "none" / "log.csv")])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: cannot write ")
     assert result.stderr.count("\n") == 1

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.stop_signal import StopSignal
@@ -19,6 +18,7 @@ from bridge.spark.job.progress import Display
 from bridge.spark.job.session import parse_conf
 from bridge.spark.push import main, plan_of
 from bridge.spark.pushing.plan import PushPlan
+from tests.commands import runner
 
 SECRET = "hunter2"
 FOLLOW = ("--follow", "--format", "csv", "--checkpoint", "c")
@@ -49,7 +49,7 @@ def plan(*arguments: str) -> PushPlan:
     ],
 )
 def test_impossible_options_are_one_line_before_anything_is_read(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, arguments)
+    done = runner().invoke(main, arguments)
     assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
@@ -154,5 +154,5 @@ def test_a_signal_is_noted_and_what_was_before_comes_back(number: signal.Signals
 
 
 def test_a_missing_file_is_reported_before_java_starts(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, [str(tmp_path / "no.csv")])
+    done = runner().invoke(main, [str(tmp_path / "no.csv")])
     assert (done.exit_code, done.stderr) == (1, f"error: there is no file {tmp_path / 'no.csv'}\n")
