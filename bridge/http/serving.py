@@ -61,7 +61,7 @@ class HttpServer:
             options.certificate.check()
         self._socket = options.address.bind()
         self._server: _Server | None = None
-        self._thread = threading.Thread(target=self._run, name="bridge-http", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def port(self) -> int:
@@ -85,6 +85,8 @@ class HttpServer:
         most = _raised_limit(settings.http_max_connections)
         site = Site(self._app, self._access)
         self._server = _Server(self._config(site, most), site)
+        # From Python 3.13 on, a thread that was made before a fork cannot be started after it.
+        self._thread = threading.Thread(target=self._run, name="bridge-http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,7 +104,7 @@ class HttpServer:
 
     def join(self) -> None:
         """Waits until the server has stopped."""
-        if self._server is None:
+        if self._thread is None:
             self.close()
         else:
             self._thread.join(STOP_S + 2)

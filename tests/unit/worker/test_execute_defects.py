@@ -87,6 +87,7 @@ def test_an_error_outside_of_a_task_is_the_failure_of_that_message_alone(monkeyp
     assert {id_: kind for id_, kind, *_ in events}["1-0"] == "failed"
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="the parser has a limit of its own, which no payload reaches")
 def test_a_payload_that_python_cannot_read_is_its_own_messages_failure() -> None:
     app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
 
