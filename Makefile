@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs pages screenshots test long lint types unit scripts integration bench goals bench-chaos sparkbench failover chaos calibration soak lock clean
+.PHONY: help setup demo docs pages screenshots test long lowest lint types unit scripts integration bench goals bench-chaos sparkbench failover chaos calibration soak lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -82,6 +82,14 @@ test: $(READY) ## Lint, strict types and the tests, beside each other: everythin
 
 long: $(READY) $(CLASSES) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
 	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)
+
+# An environment of its own, made anew each time. Of the pages, only those that the newest versions make are stored.
+LOWEST := .venv-lowest
+lowest: $(READY) ## The tests with the oldest versions of the dependencies that pyproject.toml allows
+	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -r pyproject.toml --extra dev
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e .
+	$(LOWEST)/bin/python -m pytest $(BESIDE) tests/unit tests/scripts tests/integration --ignore tests/unit/pages $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff: rules and format; import-linter: imports run one way
 	$(BIN)/ruff check $(CODE)
