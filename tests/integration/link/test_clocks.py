@@ -77,6 +77,8 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
     """
     leader = lane.master("m1")
     if takes_over:
+        # Otherwise the second one may be the first to lead.
+        leader.wait_for_log("leading, term", timeout=30)
         standby = lane.master("m2")
         standby.wait_for_log("standing by: ", timeout=30)
     first = lane.worker("w1", "--concurrency=4", wait=False)
