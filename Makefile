@@ -83,7 +83,7 @@ test: $(READY) ## Lint, strict types and the tests, beside each other: everythin
 long: $(READY) $(CLASSES) ## What make test leaves out: the same in other modes, pools and on other servers, and longer looks
 	$(BIN)/python -m pytest $(BESIDE) --tier long tests $(PYTEST_ARGS)
 
-# An environment of its own, made anew each time. Of the pages, only those that the newest versions make are stored.
+# An environment of its own, made anew each time. The generated pages are those of the newest versions: not tested here.
 LOWEST := .venv-lowest
 lowest: $(READY) ## The tests with the oldest versions of the dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python $(LOWEST)

@@ -58,9 +58,7 @@ OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "delayed", "audit", "st
 DEFAULT_APP = "tasks"
 
 #: Help that click raises as an error. Before click 8.2 it is none.
-_HELP: tuple[type[click.ClickException], ...] = tuple(
-    kind for kind in [getattr(click.exceptions, "NoArgsIsHelpError", None)] if kind is not None
-)
+_HELP: type[click.ClickException] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 #: A command of ours in a sentence that names neither an app nor a subscription.
 _COMMAND = re.compile(r"`bridge (?P<words>(?!-A |--app )(?![^`]* (?:-s|--stream) )[^`]+)`")

@@ -51,7 +51,12 @@ class Slots:
 
     def _size(self) -> int:
         scaler = getattr(self._consumer.controller, "autoscaler", None)
-        size = self._consumer.pool.num_processes if scaler is None else scaler.max_concurrency
+        if scaler is not None:
+            size = scaler.max_concurrency
+        else:
+            pool = self._consumer.pool
+            # Celery 5.6 counts the greenlets that run. gevent and eventlet know how many may run.
+            size = getattr(getattr(pool, "_pool", None), "size", pool.num_processes)
         return 1 if size is None else max(0, int(size))
 
     def look_at_starts(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import VERSION, Celery, states
 from celery.backends.base import BaseBackend
 from celery.result import AsyncResult, GroupResult
 
@@ -93,7 +93,9 @@ def test_lanes_on_one_backend_find_their_own_results(backend: tuple[str, Any], u
     # On a thread of its own, which may have a backend of its own.
     assert beside(lambda: one.AsyncResult(ID).result) == "one"
     group = GroupResult("g", [one.AsyncResult(ID)], app=one)
-    assert (group.join_native if group.supports_native_join else group.join)(timeout=60) == ["one"]
+    # Celery 5.6 tells the first result object of an id alone that it is there (its issue 4925).
+    native = group.supports_native_join and VERSION >= (5, 7)
+    assert (group.join_native if native else group.join)(timeout=60) == ["one"]
 
     one.AsyncResult(ID).forget()
     assert one.AsyncResult(ID).state == states.PENDING

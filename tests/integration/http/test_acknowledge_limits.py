@@ -40,15 +40,18 @@ def port(valkey: EmbeddedServer) -> Iterator[Port]:
         ({}, "body.consumer", "Field required"),
         ([{}], "body.0.consumer", "Field required"),
         ("done", "body", "dictionary"),
-        (None, "body", "dictionary"),
+        # Older versions of FastAPI say that it is missing.
+        (None, "body", ("dictionary", "Field required")),
     ],
     ids=range(11),
 )
-def test_an_acknowledgement_that_is_refused_is_told_the_limit(port: Port, body: Any, where: str, limit: str) -> None:
+def test_an_acknowledgement_that_is_refused_is_told_the_limit(
+    port: Port, body: Any, where: str, limit: str | tuple[str, ...]
+) -> None:
     raw = json.dumps(body).encode()
     answer = port.post("/api/messages/acknowledge", raw=raw, headers={"Content-Type": "application/json"})
     assert answer.status == 400
     # The first error is the detail, and it is of the form that was sent.
     assert answer.body["detail"].startswith(f"{where}: "), answer.body
-    assert limit in answer.body["detail"]
+    assert any(one in answer.body["detail"] for one in ([limit] if isinstance(limit, str) else limit))
     assert all("valid list" not in one["message"] for one in answer.body["errors"])

@@ -94,3 +94,11 @@ def test_a_pool_that_cannot_tell_has_all_its_slots() -> None:
     stage.pool.replace(0)
     del stage.pool._all_inqueues
     assert stage.look(PATIENCE + 1) == 2
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_pool_of_greenlets_has_as_many_slots_as_may_run(size: int) -> None:
+    # Celery 5.6 says how many run
+    pool = SimpleNamespace(num_processes=1, _pool=SimpleNamespace(size=size))
+    consumer: Any = SimpleNamespace(controller=SimpleNamespace(), pool=pool)
+    assert Slots(consumer, "w1@host", PATIENCE, lambda: 0)() == size
