@@ -55,9 +55,12 @@ LONG_POLLS_END = {"unsubscribe"}  # a minute after the last one
 DELAYED_PUSH = {"time"}  # the server's clock says when a delay is over
 LOST_LAYOUT = {"xinfo|groups"}  # beside a key with the name of a partition
 DEAD_NOTICES = {"hsetnx", "xrevrange"}  # of dead letters, for a receiver by HTTP
+# Newer ones ask, before a pipeline with a script.
+OLD_CLIENT = {"script|exists"} if int(redis.__version__.partition(".")[0]) < 7 else set()
 NOT_ON_THE_WAY = {
     "producer": CONNECTING | RESULTS | LOST_LAYOUT | DELAYED_PUSH | {"ping"},
     "master": CONNECTING
+    | OLD_CLIENT
     | DEAD_NOTICES
     | OUT_OF_MEMORY
     | KOMBU_ENDS
