@@ -29,6 +29,8 @@ class Heartbeats:
 
     def __init__(self, app: Celery, look: Callable[[Collection[str]], None]) -> None:
         self._app = app
+        # Celery imports this class now, on this thread. Two threads that import `celery.events` can block each other.
+        self._receiver_class = app.events.Receiver
         self._look = look
         self._heard: dict[str, float] = {}
         self._stop = threading.Event()
@@ -45,7 +47,7 @@ class Heartbeats:
             try:
                 with self._app.connection_for_read() as link:
                     # Only events of workers. Events of tasks would cost the master more than its own work.
-                    receiver = self._app.events.Receiver(
+                    receiver = self._receiver_class(
                         link,
                         handlers={
                             "worker-heartbeat": self._on_heartbeat,

@@ -93,7 +93,7 @@ def test_what_was_due_goes_first_and_a_deleted_entry_is_a_dead_letter_although_t
     lane.redis.xreadgroup(lane.keys.group, "master", {lane.keys.stream: ">"})
     lane.worker("w1")
     lane.master("m2")
-    lane.wait_done(3)
+    lane.wait_done(4)
     assert lane.log("A") == [0, 2, 3]
     assert [letter["message_id"] for letter in lane.dead_letters()] == [ids[1]]
     assert_nothing_left(lane)

@@ -35,13 +35,15 @@ def events_of(app: Celery) -> Iterator[dict[str, list[str]]]:
     """Task id -> the kinds of its events, in order."""
     heard: dict[str, list[str]] = defaultdict(list)
     stop = threading.Event()
+    # Celery imports its class here, not in the thread: two threads that import `celery.events` can block each other.
+    receiver_class = app.events.Receiver
 
     def hear(event: dict[str, Any]) -> None:
         heard[event["uuid"]].append(event["type"])
 
     def listen() -> None:
         with app.connection_for_read() as link:
-            receiver = app.events.Receiver(link, handlers={"*": hear}, routing_key="task.#")
+            receiver = receiver_class(link, handlers={"*": hear}, routing_key="task.#")
             with receiver.consumer_context(wakeup=False) as (own, _, _):
                 while not stop.is_set():
                     try:
