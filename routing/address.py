@@ -81,7 +81,9 @@ def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
     """
     check_login(url)
     place, mark, options = url.partition("?")
-    url = f"{re.sub('^redis[+]socket://', 'unix://', place)}{mark}{options.replace('virtual_host=', 'db=')}"
+    # kombu takes the number of a socket's database with and without a / before it.
+    options = re.sub("virtual_host=(/|%2F)?", "db=", options, flags=re.IGNORECASE)
+    url = f"{re.sub('^redis[+]socket://', 'unix://', place)}{mark}{options}"
     if secure and url.startswith("redis://"):
         url = f"rediss{url.removeprefix('redis')}"
     if not url.startswith("rediss://"):

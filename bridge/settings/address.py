@@ -12,7 +12,7 @@ An address may hold a password: call `without_password` before it is shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
@@ -37,16 +37,8 @@ DEFAULT = "redis://localhost:6379/0"
 
 def address_of(app: Celery) -> str:
     """The address of ``app``'s broker. Raises `ConfigurationError`, one line, for what cannot work."""
-    raw: Any = app.conf.broker_url or DEFAULT
-    urls = raw.split(";") if isinstance(raw, str) else [part for one in raw for part in str(one).split(";")]
-    options = app.conf.broker_transport_options or {}
-    if not isinstance(options, Mapping):
-        raise ConfigurationError("broker_transport_options must be a dict")
-    if options.get("global_keyprefix"):
-        raise ConfigurationError(
-            "broker_transport_options: global_keyprefix cannot be used with the bridge: a dispatch pushes to a "
-            "worker's queue under its own name; use another database, or another bridge_stream"
-        )
+    urls = _urls(broker_url(app))
+    options = _transport_options(app)
     parts = [parsed(url) for url in urls]
     for part in parts:
         _refuse_other_database(part)
@@ -58,6 +50,65 @@ def address_of(app: Celery) -> str:
             "the broker's URL names several servers: a lane lives in one; for a failover use sentinel:// URLs"
         )
     return normalised(urls[0], secure)
+
+
+def broker_url(app: Celery) -> Any:
+    """What Celery publishes to, as it is set: a text or a list. Raises `ConfigurationError` where workers consume from
+    another database.
+    """
+    conf = app.conf
+    write: Any = conf.broker_write_url or conf.broker_url or DEFAULT
+    read: Any = conf.broker_read_url or conf.broker_url or DEFAULT
+    if write != read and _places(write) != _places(read):
+        raise ConfigurationError(
+            "Celery would publish to one database and consume from another: a lane lives in one; set broker_url alone, "
+            "or let broker_read_url and broker_write_url name the same servers and database"
+        )
+    return write
+
+
+def check_broker_options(app: Celery) -> None:
+    """Raises `ConfigurationError` for an option in the URL that redis-py knows, and Celery's transport does not: Celery
+    raises a TypeError when it connects.
+    """
+    for part in map(parsed, _urls(broker_url(app))):
+        known = {"virtual_host"} if part.scheme == "redis+socket" else set()
+        other = [name for name in parse_qs(part.query) if name not in known and not name.startswith("ssl_")]
+        if other:
+            raise ConfigurationError(
+                f"the broker's URL has an option that Celery does not take: {other[0]}; options of connections belong "
+                "into broker_transport_options"
+            )
+
+
+def _urls(given: Any) -> list[str]:
+    return given.split(";") if isinstance(given, str) else [part for one in given for part in str(one).split(";")]
+
+
+def _places(given: Any) -> list[tuple[Any, ...]]:
+    """The servers and databases of a setting; users, passwords and options may differ."""
+    parts = [parsed(url) for url in _urls(given)]
+    return [
+        (part.scheme, part.hostname, part.port, part.path, parse_qs(part.query).get("virtual_host")) for part in parts
+    ]
+
+
+def _transport_options(app: Celery) -> Mapping[str, Any]:
+    options = app.conf.broker_transport_options or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError("broker_transport_options must be a dict")
+    if options.get("global_keyprefix"):
+        raise ConfigurationError(
+            "broker_transport_options: global_keyprefix cannot be used with the bridge: a dispatch pushes to a "
+            "worker's queue under its own name; use another database, or another bridge_stream"
+        )
+    steps = options.get("priority_steps")
+    if isinstance(steps, Collection) and steps and 0 not in steps:
+        raise ConfigurationError(
+            "broker_transport_options: priority_steps must contain 0: without it no worker reads the queue that a "
+            "dispatch pushes to, which has no priority"
+        )
+    return options
 
 
 def _refuse_other_database(part: SplitResult) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bridge.routing.connection import check_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.partitions import MOST
-from bridge.settings.address import address_of, database_of, normalised, parsed
+from bridge.settings.address import address_of, broker_url, check_broker_options, database_of, normalised, parsed
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.dead_notify import DeadNotify
 from bridge.settings.lag import LagLimit
@@ -191,6 +191,7 @@ def read_settings(app: Celery) -> Settings:
     try:
         url = _check_url(app, settings.redis_url)
         check_options(url)
+        check_broker_options(app)
     except ConfigurationError:
         if not app.conf.task_always_eager:
             raise
@@ -216,7 +217,7 @@ def _check_url(app: Celery, url: str) -> str:
                 "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket://, unix:// or "
                 f"sentinel://, not {scheme + '://' if scheme in TRANSPORT_ALIASES else found}"
             )
-    if not url or url == app.conf.broker_url:
+    if not url or url == broker_url(app):
         return broker
     if "sentinel://" in (broker[:11], url[:11]):
         raise ConfigurationError(

@@ -67,7 +67,10 @@ class Settling:
         lane = self._lane
         ticket = lane.in_flight.get(outcome.message_id)
         if ticket is None or ticket.fence != outcome.fence or ticket.run[0].id != outcome.message_id:
-            batch.count("stale")
+            # A message that never began may be given back twice: by its pool process, and by the worker for all that
+            # this process held. That is no late work.
+            if outcome.started_us or outcome.kind is not Kind.RETURNED:
+                batch.count("stale")
             if self._historical and outcome.started_us:
                 batch.history.append(
                     row(

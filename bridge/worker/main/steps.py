@@ -23,6 +23,7 @@ from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.celery_patches.own_loop import give_own_loop
 from bridge.worker.celery_patches.pool_exits import notice_exits_soon
+from bridge.worker.celery_patches.queue_names import name_queues_whole
 from bridge.worker.main import strategy
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.main.cold_shutdown import hook_cold_shutdown
@@ -83,6 +84,7 @@ class MemberStep(bootsteps.StartStopStep):
         for queue in ticket_queues() - members.queues:
             # Workers of one app share its queues. What the leader sends to another one of them is not for this one.
             parent.task_consumer.cancel_by_queue(queue)
+        name_queues_whole(parent, members.queues)
         # Celery forgets its timers when it reconnects.
         if self._timer is not None:
             self._timer.cancel()

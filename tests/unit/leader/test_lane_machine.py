@@ -93,7 +93,9 @@ class LaneMachine(RuleBasedStateMachine):
         stale = store.counts.get("stale", 0)
         world.step([old])
         assert (store.done.count(old.message_id), store.dead.count(old.message_id)) == before
-        assert store.counts["stale"] == stale + 1
+        # What never began may be given back twice.
+        late = bool(old.started_us) or old.kind is not Kind.RETURNED
+        assert store.counts.get("stale", 0) == stale + late
 
     @precondition(lambda self: self.world.running())
     @rule(data=st.data())

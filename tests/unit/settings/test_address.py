@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import pytest
 from celery import Celery
-from redis.connection import SSLConnection, UnixDomainSocketConnection
+from kombu import Connection as Link
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 from bridge.link.connections import client
@@ -116,6 +119,32 @@ def test_sentinels_that_cannot_work_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("steps", [[1, 5, 9], (3,), range(1, 4)])
+def test_priorities_without_that_of_a_dispatch_are_refused(steps: Any) -> None:
+    assert "priority_steps must contain 0" in refusal("redis://h", broker_transport_options={"priority_steps": steps})
+
+
+def test_other_priorities_are_accepted() -> None:
+    for steps in ([0, 5], range(10), [], None):
+        assert address("redis://h", broker_transport_options={"priority_steps": steps}) == "redis://h"
+
+
+def test_the_lane_is_where_celery_publishes_and_consumes() -> None:
+    there = "redis://h:7/1"
+    assert address(None, broker_read_url=there, broker_write_url=there) == there
+    assert address("redis://h:6/0", broker_read_url=there, broker_write_url=there) == there
+    assert address(there, broker_write_url="redis://writer:x@h:7/1") == "redis://writer:x@h:7/1"
+    assert address(there, broker_read_url="redis://reader:x@h:7/1") == there
+
+
+@pytest.mark.parametrize(
+    "other", ["redis://h:7/2", "redis://h:8/1", "redis://g:7/1", "redis+socket:///h", ["redis://h"]]
+)
+@pytest.mark.parametrize("name", ["broker_read_url", "broker_write_url"])
+def test_a_lane_that_would_be_in_two_places_is_refused(name: str, other: Any) -> None:
+    assert "publish to one database and consume from another" in refusal("redis://h:7/1", **{name: other})
+
+
 def test_settings_that_would_move_the_lane_to_another_server_are_refused() -> None:
     assert "global_keyprefix" in refusal("redis://h", broker_transport_options={"global_keyprefix": "x:"})
     assert "several servers" in refusal("redis://h1;redis://h2")
@@ -197,6 +226,22 @@ def test_a_database_that_celery_would_not_use_is_refused(url: str, said: str) ->
 def test_an_option_of_a_url_that_cannot_work_is_refused_by_its_name(url: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         address(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h/0?", "rediss://h/0?ssl_cert_reqs=none&", "redis+socket:///s?"])
+@pytest.mark.parametrize("value", ["1", "true", "x"])
+def test_celery_takes_every_option_that_is_accepted(url: str, value: str) -> None:
+    kinds = (AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection)
+    names = {name for kind in (*kinds, Link._init_params) for name in signature(kind).parameters} | {"virtual_host"}
+    for name in sorted(names - {"self", "kwargs", "ssl_cert_reqs"}):
+        with suppress(ConfigurationError):
+            address(f"{url}{name}={value}")
+            Link(f"{url}{name}={value}")
+
+
+@pytest.mark.parametrize("number", ["3", "/3", "%2F3"])
+def test_a_socket_may_have_another_database(number: str) -> None:
+    assert address(f"redis+socket:///s?virtual_host={number}") == "unix:///s?db=3"
 
 
 def test_a_piece_of_a_password_is_not_taken_for_the_name_of_an_option() -> None:
