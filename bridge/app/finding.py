@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,12 @@ INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", 
 
 def load_app(name: str) -> Celery:
     """The app ``name`` (module, or module:attribute), which must have the bridge. Raises `ConfigurationError`."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # As celery does: look for the app in the current folder.
-        sys.path.insert(0, here)
+    # The folder may have been deleted since the shell went into it.
+    with suppress(FileNotFoundError):
+        here = str(Path.cwd())
+        if here not in sys.path:
+            # As celery does: look for the app in the current folder.
+            sys.path.insert(0, here)
     module = name.partition(":")[0]
     if not all(module.split(".")) or "/" in module:
         raise ConfigurationError(
@@ -150,9 +153,13 @@ def _ended(exc: SystemExit) -> str:
     return f"it ended the program while it was imported: sys.exit({code}){_place(exc)}"
 
 
-def _said(exc: Exception) -> str:
+def _said(exc: BaseException) -> str:
     # Some errors have many lines. The first one says what is wrong.
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    text = ""
+    with suppress(Exception):
+        # To make the text of an error may fail.
+        text = str(exc)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "(no message)"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from bridge.cli.delayed_view import filters, searching, selection_of, table, whe
 from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
 from bridge.cli.refusals import ROWS, fail_for, list_refused
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
 
@@ -123,7 +122,7 @@ class ChangeRequest:
 
     def _confirmed(self, number: int) -> bool:
         what = f"{self._verb} {count(number, 'delayed message')}"
-        if not sys.stdin.isatty():
+        if not at_a_terminal():
             raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
         return click.confirm(f"{what}?", err=True)
 

@@ -88,10 +88,20 @@ class Commands(Group):
             return super().make_context(*args, **extra)
         except click.ClickException as exc:
             raise _on_one_line(exc) from None
+        except OSError as exc:
+            # Of help, or of the version.
+            from bridge.link.failures import translated
+
+            shown = translated(exc)
+            if shown is None:
+                raise
+            _drop_unwritten()
+            raise click.ClickException(str(shown)) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-            # A name may have characters that the terminal's encoding lacks. They are printed as escapes (``\xdc``).
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+            # Python has the second one in the locale C. A name may have characters that the terminal's encoding lacks.
+            # They are printed as escapes (``\xdc``).
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)

@@ -24,21 +24,28 @@ class Number(click.FloatRange):
         return found
 
 
-class NonEmptyText(StringParamType):
-    """Text of at least one character that can be encoded as UTF-8.
-
-    An empty text is often an unset shell variable. It would mean the default, or match every dead letter.
-    """
+class Text(StringParamType):
+    """Text that can be encoded as UTF-8. A shell may give any bytes, and no name in Redis has others."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
-        if not text:
-            self.fail("it is empty.", param, ctx)
         try:
             text.encode()
         except UnicodeEncodeError:
             self.fail(f"{text!r} cannot be written as UTF-8.", param, ctx)
         return text
+
+
+class NonEmptyText(Text):
+    """Text of at least one character.
+
+    An empty text is often an unset shell variable. It would mean the default, or match every dead letter.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            self.fail("it is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class TicketId(NonEmptyText):
@@ -72,6 +79,7 @@ class MessageId(StringParamType):
             self.fail(f"{exc}.", param, ctx)
 
 
+TEXT = Text()
 NON_EMPTY = NonEmptyText()
 TICKET_ID = TicketId()
 MESSAGE_ID = MessageId()

@@ -1,13 +1,20 @@
-"""Output of commands for programs: JSON. The console for people is in `bridge.routing.terminal`."""
+"""Output of commands for programs: JSON; and who is asked. The console for people is in `bridge.routing.terminal`."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 import orjson
 
 from bridge.routing.text import printable
+
+
+def at_a_terminal() -> bool:
+    """Whether somebody can answer a question."""
+    # Python has no standard input where the file was closed before it started.
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def echo_error(text: str) -> None:

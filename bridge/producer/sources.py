@@ -109,6 +109,8 @@ def readable_twice(path: str) -> bool:
 def opened(path: str) -> Iterator[Source]:
     """The source at ``path``. Raises `InputError` when it cannot be opened."""
     if path == STDIN:
+        if sys.stdin is None:
+            raise InputError("standard input is closed: name a file, or send the rows into the command")
         raw = cast("BinaryIO", sys.stdin.buffer)
         name, size = "standard input", None
     else:

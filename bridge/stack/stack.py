@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -256,7 +257,9 @@ class Stack:
         first = [*self.jobs, *self.programs, *([self.flower] if self.flower else [])]
         running = [*self.masters, *self.workers.values(), *first]
         if any(child.running for child in running):
-            self._say("stopping …")
+            # Whatever becomes of the output, the processes stop in their order.
+            with contextlib.suppress(OSError, ValueError):
+                self._say("stopping …")
         self._ended.update(running)
         end_all(first, self.stop)
         end_all(list(self.workers.values()), self.stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from bridge.cli.group import Group
 from bridge.cli.main import Target
-from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_options
+from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
 from bridge.cli.refusals import fail_for, list_refused
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable, printable_lines
@@ -37,8 +36,8 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.option("--ticket", metavar="ID", help="Only letters of this ticket.")
-@click.option("--task", metavar="NAME", help="Only letters of this task.")
+@click.option("--ticket", type=TEXT, metavar="ID", help="Only letters of this ticket.")
+@click.option("--task", type=TEXT, metavar="NAME", help="Only letters of this task.")
 @click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Only letters with this text in their reason or error.")
 @click.option("--limit", default=50, show_default=True, type=LIMIT, help="Print the newest N at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -106,8 +105,8 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
 _selection = with_options(
     click.argument("ids", type=MESSAGE_ID, metavar="[ID]...", nargs=-1),
     click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
-    click.option("--ticket", metavar="ID", help="Letters of this ticket."),
-    click.option("--task", metavar="NAME", help="Letters of this task."),
+    click.option("--ticket", type=TEXT, metavar="ID", help="Letters of this ticket."),
+    click.option("--task", type=TEXT, metavar="NAME", help="Letters of this task."),
     click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Letters with this text in their reason or error."),
     *CHANGING,
 )
@@ -214,7 +213,7 @@ class _Request:
         if self._sure:
             return True
         what = f"{self._verb} {count(len(good), 'dead letter')}"
-        if not _at_a_terminal():
+        if not at_a_terminal():
             raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
         return click.confirm(f"{what}?", err=True)
 
@@ -250,10 +249,6 @@ def _named(lane: AppLane, results: Iterable[LetterResult]) -> list[LetterResult]
     from bridge.inspect.partitions import name_letter
 
     return [replace(result, letter=name_letter(result.letter, lane.id_suffix)) for result in results]
-
-
-def _at_a_terminal() -> bool:
-    return sys.stdin.isatty()
 
 
 def _refused(results: Iterable[LetterResult]) -> list[tuple[str, str]]:

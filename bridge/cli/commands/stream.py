@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from rich.table import Table
 from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY, Number
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.errors import OrderFailed
 from bridge.routing.layouts import claim_layout, find_layout
 from bridge.routing.numbers import count
@@ -166,7 +165,7 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
         click.echo(_gone(target, one_line(name)))
     if not dry_run:
         if not yes:
-            if not sys.stdin.isatty():
+            if not at_a_terminal():
                 raise click.UsageError(f"this would delete {what}: add --yes, or look first with --dry-run", ctx)
             if not click.confirm(f"delete {what}?", err=True):
                 return

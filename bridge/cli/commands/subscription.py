@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,7 @@ from bridge.cli.group import Group
 from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
 from bridge.cli.subscription_view import undone_of, unread_of
-from bridge.cli.terminal import echo_json
+from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, data_size
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line
@@ -130,7 +129,7 @@ def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: boo
     (found,) = read_subscriptions(redis, {name: lanes})
     what = f"{name} on {', '.join(found.streams)} with {dropped(found)}"
     if not dry_run and not yes:
-        if not _at_a_terminal():
+        if not at_a_terminal():
             raise click.UsageError(f"this would remove {what}: add --yes, or look first with --dry-run", ctx)
         if not click.confirm(f"remove {what}?", err=True):
             return
@@ -157,7 +156,3 @@ def dropped(found: SubscriptionStatus) -> str:
     said += [f"{number:,} {word}" for number, word in numbers if number]
     details = f" ({', '.join(said)})" if said else ""
     return f"{undone_of(found, 'undone message')}{details} and {count(found.dead, 'dead letter')}"
-
-
-def _at_a_terminal() -> bool:
-    return sys.stdin.isatty()

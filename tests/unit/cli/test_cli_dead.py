@@ -295,7 +295,7 @@ def test_at_a_terminal_a_selection_is_asked_for(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch, said: str, left: int
 ) -> None:
     buried(lane, "A")
-    monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr(bridge.cli.commands.dead, "at_a_terminal", lambda: True)
     result = shell("dead", "drop", "--all", stdin=said)
     assert result.exit_code == 0
     assert "drop 1 dead letter?" in result.stderr
@@ -383,7 +383,7 @@ def test_a_letter_that_was_deleted_before_the_drop_is_reported(
         lane.redis.delete(lane.keys.dead)
         return True
 
-    monkeypatch.setattr(bridge.cli.commands.dead, "_at_a_terminal", gone_meanwhile)
+    monkeypatch.setattr(bridge.cli.commands.dead, "at_a_terminal", gone_meanwhile)
     result = shell("dead", "drop", "--all", stdin="y\n")
     assert result.exit_code == 1
     # Before click 8.2, its runner puts the answer there.
