@@ -1,5 +1,5 @@
 """Reports of workers, by libraries that many workers report with. A worker gets it by ``--include``.
-``REPORTED_BY`` names the library. What it would send goes into a file of the ledger's folder.
+``REFUSING_REPORTED_BY`` names the library. What it would send goes into a file of the ledger's folder.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def start_opentelemetry(**_: Any) -> None:
     CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]
 
 
-match os.environ.get("REPORTED_BY"):
+match os.environ.get("REFUSING_REPORTED_BY"):
     case "sentry":
         start_sentry()
     case "opentelemetry":

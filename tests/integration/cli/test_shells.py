@@ -95,7 +95,7 @@ def test_a_command_ends_as_elsewhere_or_with_one_line(
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder), "SHOP_URL": valkey_of_session.url, **variables},
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     errors = done.stderr.decode(errors="replace")

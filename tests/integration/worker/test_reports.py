@@ -46,7 +46,7 @@ def ends_of(words: list[str]) -> Iterator[tuple[int, str | None]]:
 def test_each_delivery_is_reported_once_and_an_error_only_if_it_is_the_last(
     library: str, bundle_ms: str, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    lane = LaneUnderTest(nodes, own_server, tmp_path, REFUSING_BUNDLE_MS=bundle_ms, REPORTED_BY=library)
+    lane = LaneUnderTest(nodes, own_server, tmp_path, REFUSING_BUNDLE_MS=bundle_ms, REFUSING_REPORTED_BY=library)
     expected: Counter[tuple[str, str, str]] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
     for ticket, messages in drawn(SEED, TICKETS, EACH).items():
