@@ -153,7 +153,7 @@ def _ended(exc: SystemExit) -> str:
     return f"it ended the program while it was imported: sys.exit({code}){_place(exc)}"
 
 
-def _said(exc: BaseException) -> str:
+def _said(exc: Exception) -> str:
     # Some errors have many lines. The first one says what is wrong.
     text = ""
     with suppress(Exception):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.delayed_view import filters, searching, selection_of, table, when
-from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
 from bridge.cli.refusals import ROWS, fail_for, list_refused
+from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console

@@ -20,7 +20,7 @@ from bridge.routing.text import one_line, printable
 if TYPE_CHECKING:
     from redis import Redis
 
-    from bridge.cli.main import Target
+    from bridge.cli.target import Target
     from bridge.inspect.delayed import DelayedMessage, Selection
 
 #: Seconds before a search shows its progress, and between two lines of it when standard error is no terminal.

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
+from bridge.cli.target import Target
 from bridge.operate.permissions import access
 from bridge.operate.role_commands import Role
 

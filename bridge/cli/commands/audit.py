@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.main import Target
 from bridge.cli.parameters import PLACE, TICKET_ID, Number
+from bridge.cli.target import Target
 from bridge.stack.stopping import Stopped, StopRequest
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli.group import Group
-from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import NON_EMPTY, TICKET_ID, Number
+from bridge.cli.target import ANY_VERSION, Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console

@@ -12,9 +12,9 @@ import click
 from rich.table import Table
 
 from bridge.cli.group import Group
-from bridge.cli.main import Target
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
 from bridge.cli.refusals import fail_for, list_refused
+from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count
 from bridge.routing.terminal import console

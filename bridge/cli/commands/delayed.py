@@ -10,8 +10,8 @@ import click
 from bridge.cli.delayed_changes import ChangeRequest, changing
 from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table, when
 from bridge.cli.group import Group
-from bridge.cli.main import Target
 from bridge.cli.parameters import LIMIT, MESSAGE_ID, Number
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.errors import ConfigurationError, PayloadError
 from bridge.routing.numbers import count

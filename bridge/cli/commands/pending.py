@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY, PLACE, TICKET_ID, Number
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.inspect.pending import PendingState
 from bridge.routing.numbers import count, duration

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.main import Target
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_error, echo_json
 from bridge.producer.rows import FORMATS, Rules, format_of, rows
 from bridge.producer.sources import Fingerprint, opened, readable_twice

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.main import Target
+from bridge.cli.target import Target
 from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:

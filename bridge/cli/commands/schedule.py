@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.group import Group
-from bridge.cli.main import Target
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console

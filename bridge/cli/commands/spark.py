@@ -22,7 +22,7 @@ import click
 
 import bridge
 from bridge.cli.group import Group
-from bridge.cli.main import Target
+from bridge.cli.target import Target
 from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.cli.main import Target
 from bridge.cli.parameters import Number
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.errors import ServerStartFailed
 from bridge.routing.terminal import console

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.cli.commands.consumer import table
-from bridge.cli.main import Target
 from bridge.cli.parameters import Number
+from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.numbers import count, duration
 from bridge.routing.terminal import console

@@ -13,8 +13,8 @@ import click
 from rich.table import Table
 
 from bridge.cli.group import Group
-from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY, Number
+from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.errors import OrderFailed
 from bridge.routing.layouts import claim_layout, find_layout

@@ -8,9 +8,9 @@ import click
 from rich.table import Table
 
 from bridge.cli.group import Group
-from bridge.cli.main import Target
 from bridge.cli.parameters import NON_EMPTY
 from bridge.cli.subscription_view import undone_of, unread_of
+from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, data_size
 from bridge.routing.terminal import console

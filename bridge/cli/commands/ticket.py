@@ -11,8 +11,8 @@ from redis.exceptions import ResponseError
 from rich.table import Table
 
 from bridge.cli.group import Group
-from bridge.cli.main import ANY_VERSION, Target
 from bridge.cli.parameters import LIMIT, NON_EMPTY, TICKET_ID
+from bridge.cli.target import ANY_VERSION, Target
 from bridge.cli.terminal import echo_json
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.errors import PayloadError

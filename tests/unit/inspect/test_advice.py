@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from bridge.cli.main import Target, cli
+from bridge.cli.main import cli
+from bridge.cli.target import Target
 from bridge.inspect.advice import Advice
 from bridge.routing.text import one_line
 
