@@ -82,7 +82,7 @@ def normalised(url: str, secure: Mapping[str, str] | None = None) -> str:
     check_login(url)
     place, mark, options = url.partition("?")
     # kombu takes the number of a socket's database with and without a / before it.
-    options = re.sub("virtual_host=(/|%2F)?", "db=", options, flags=re.IGNORECASE)
+    options = re.sub("virtual_host=(/|%2[Ff])?", "db=", options)
     url = f"{re.sub('^redis[+]socket://', 'unix://', place)}{mark}{options}"
     if secure and url.startswith("redis://"):
         url = f"rediss{url.removeprefix('redis')}"

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["address_of", "database_of", "normalised", "parsed", "sentinels_of", "without_password"]
 
 DEFAULT = "redis://localhost:6379/0"
+#: Scheme -> its port where a URL names none; of the others it is that of Redis.
+PORTS = {"sentinel": SENTINEL_PORT}
 
 
 def address_of(app: Celery) -> str:
@@ -59,7 +61,7 @@ def broker_url(app: Celery) -> Any:
     conf = app.conf
     write: Any = conf.broker_write_url or conf.broker_url or DEFAULT
     read: Any = conf.broker_read_url or conf.broker_url or DEFAULT
-    if write != read and _places(write) != _places(read):
+    if write != read and [*map(place_of, _urls(write))] != [*map(place_of, _urls(read))]:
         raise ConfigurationError(
             "Celery would publish to one database and consume from another: a lane lives in one; set broker_url alone, "
             "or let broker_read_url and broker_write_url name the same servers and database"
@@ -76,7 +78,7 @@ def check_broker_options(app: Celery) -> None:
         other = [name for name in parse_qs(part.query) if name not in known and not name.startswith("ssl_")]
         if other:
             raise ConfigurationError(
-                f"the broker's URL has an option that Celery does not take: {other[0]}; options of connections belong "
+                f"the broker's URL has an option that Celery does not take: {other[0]}; put options of connections "
                 "into broker_transport_options"
             )
 
@@ -85,12 +87,13 @@ def _urls(given: Any) -> list[str]:
     return given.split(";") if isinstance(given, str) else [part for one in given for part in str(one).split(";")]
 
 
-def _places(given: Any) -> list[tuple[Any, ...]]:
-    """The servers and databases of a setting; users, passwords and options may differ."""
-    parts = [parsed(url) for url in _urls(given)]
-    return [
-        (part.scheme, part.hostname, part.port, part.path, parse_qs(part.query).get("virtual_host")) for part in parts
-    ]
+def place_of(url: str) -> tuple[str, int, str]:
+    """The host, or the path of a socket; the port; the database. Users, passwords and options may differ."""
+    parts = parsed(url)
+    if parts.scheme in ("redis+socket", "unix"):
+        query = parse_qs(parts.query)
+        return parts.path, 0, [*query.get("virtual_host", ()), *query.get("db", ()), "0"][0].strip("/")
+    return parts.hostname or "", parts.port or PORTS.get(parts.scheme, 6379), database_of(parts)
 
 
 def _transport_options(app: Celery) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bridge.routing.connection import check_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.partitions import MOST
-from bridge.settings.address import address_of, broker_url, check_broker_options, database_of, normalised, parsed
+from bridge.settings.address import address_of, broker_url, check_broker_options, normalised, place_of
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.dead_notify import DeadNotify
 from bridge.settings.lag import LagLimit
@@ -223,12 +223,7 @@ def _check_url(app: Celery, url: str) -> str:
         raise ConfigurationError(
             "bridge_redis_url does not work with Sentinel: leave it unset; the bridge uses broker_url"
         )
-    ours, theirs = parsed(url), parsed(broker)
-    if (ours.hostname, ours.port or 6379, database_of(ours)) != (
-        theirs.hostname,
-        theirs.port or 6379,
-        database_of(theirs),
-    ):
+    if place_of(url) != place_of(broker):
         raise ConfigurationError(
             "bridge_redis_url must be the broker's server and database: a dispatch writes the record and the Celery "
             "message in one step; leave bridge_redis_url unset"

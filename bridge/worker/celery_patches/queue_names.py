@@ -2,7 +2,8 @@
 
 kombu names the lists of a queue's priorities ``QUEUE SEP PRIORITY``, with ``broker_transport_options["sep"]``. It takes
 what stands before the last separator for the name of the queue, also where there is no priority. Celery's documentation
-shows ``":"`` as the separator, and the names of the lane's queues hold that. A message would belong to no queue.
+shows ``":"`` as the separator, and the names of the lane's queues contain it. kombu would find no consumer for a
+message, and send it back.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 def name_queues_whole(consumer: Any, queues: Iterable[str]) -> None:
-    """Makes the open connection of ``consumer`` (Celery's) take what kombu cut off one of ``queues`` for that queue."""
+    """Makes the open connection of ``consumer`` (Celery's) know each of ``queues`` by its cut name, too."""
     channel = consumer.task_consumer.channel
     separator = getattr(channel, "sep", None)
     if not separator:

@@ -14,7 +14,7 @@ from bridge.testing.nodes.node import NodeYard
 from tests.integration.lanes import LaneUnderTest
 
 
-#: The first is in Celery's documentation. The names of the lane's queues hold all of them.
+#: Celery's documentation has the first one. Each occurs in the names of the lane's queues.
 @pytest.mark.parametrize("separator", [":", *(pytest.param(each, marks=pytest.mark.long) for each in ("_", "@", "w1"))])
 def test_tickets_and_priorities_work_with_any_separator(
     separator: str, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path

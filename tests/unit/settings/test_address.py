@@ -135,6 +135,14 @@ def test_the_lane_is_where_celery_publishes_and_consumes() -> None:
     assert address("redis://h:6/0", broker_read_url=there, broker_write_url=there) == there
     assert address(there, broker_write_url="redis://writer:x@h:7/1") == "redis://writer:x@h:7/1"
     assert address(there, broker_read_url="redis://reader:x@h:7/1") == there
+    assert address("redis://h", broker_read_url="redis://h:6379/0") == "redis://h"
+    sockets = {"broker_read_url": "redis+socket:///s?virtual_host=/3", "bridge_redis_url": "unix:///s?db=3"}
+    assert address("redis+socket:///s?virtual_host=3", **sockets) == "unix:///s?db=3"
+
+
+def test_an_address_of_the_lanes_own_is_the_brokers() -> None:
+    for broker, own in (("redis://h", "redis://h/1"), ("redis+socket:///s?virtual_host=3", "unix:///t?db=3")):
+        assert "must be the broker's server and database" in refusal(broker, bridge_redis_url=own)
 
 
 @pytest.mark.parametrize(
