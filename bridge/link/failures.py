@@ -15,6 +15,8 @@ from bridge.routing.errors import ConfigurationError, InputError, ServerUnavaila
 
 #: Error numbers of an output without room.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What Redis and Valkey say of a command, a key or a channel that the user may not have.
+NO_PERMISSION = ("NOPERM", "ACL failure in script", "has no permissions to", "No permissions to access")
 
 
 def translated(exc: Exception) -> TicketBridgeError | None:
@@ -34,6 +36,15 @@ def translated(exc: Exception) -> TicketBridgeError | None:
     return None
 
 
+def missing_permission(exc: Exception) -> ServerUnavailable | None:
+    """The error to print where the server refused a command for this user; None: for another reason.
+
+    It is told by its text: it may come in an error of a script, of a pipeline, or of kombu.
+    """
+    reason = " ".join(str(exc).split())
+    return _forbidden(reason) if any(text in reason for text in NO_PERMISSION) else None
+
+
 def _forbidden(reason: str) -> ServerUnavailable:
     return ServerUnavailable(
         f"this Redis user may not do that: {reason}; ask for the permission (ACL SETUSER): `bridge acl` prints those "
@@ -46,14 +57,12 @@ def _of_redis(exc: redis.exceptions.RedisError) -> TicketBridgeError:
     reason = " ".join(str(exc).split())
     if isinstance(exc, redis.exceptions.AuthenticationError):
         return ServerUnavailable(f"Redis refuses the login: {reason}; check user and password in the broker's URL")
-    if isinstance(exc, redis.exceptions.NoPermissionError):
-        return _forbidden(reason)
+    if (refused := missing_permission(exc)) is not None:
+        return refused
     if isinstance(exc, redis.exceptions.OutOfMemoryError):
         return ServerUnavailable(f"Redis is full: {reason}; give it more memory (maxmemory), then try again")
     if isinstance(exc, UNAVAILABLE):
         return ServerUnavailable(f"lost Redis: {reason or type(exc).__name__}; try again when it is back")
-    if "ACL failure in script" in reason:
-        return _forbidden(reason)
     if (lacks := lacks_command(exc)) is not None:
         return lacks
     if "WRONGTYPE" in reason:

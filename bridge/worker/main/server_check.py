@@ -23,6 +23,7 @@ from redis.exceptions import AuthenticationError, RedisError
 from bridge.app.joining import read_layouts, store_layout
 from bridge.app.lanes import served_lanes
 from bridge.link.connections import check_server, client, is_outage
+from bridge.link.failures import translated
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, TicketBridgeError
@@ -92,7 +93,7 @@ def check_lane_server(app: Celery) -> None:
         except (RedisError, OSError) as exc:
             # The server went away just now. `ServerStep` waits for it, or Celery reports it.
             if not is_outage(exc):
-                raise
+                raise translated(exc) or exc from None
 
 
 def outage_error(redis: Redis) -> Exception | None:

@@ -9,6 +9,7 @@ An error ends a worker of the command line with one line. In a worker that a pro
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -19,7 +20,7 @@ from bridge.app.adoption import adopt_all
 from bridge.app.task_options import check_tasks
 from bridge.link.health import EVERY_S, Health
 from bridge.routing.errors import TicketBridgeError
-from bridge.worker.celery_patches.broker import ignore_dead_children, reconnect_on_outage_replies
+from bridge.worker.celery_patches.broker import ignore_dead_children, take_error_replies
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.celery_patches.own_loop import give_own_loop
 from bridge.worker.celery_patches.pool_exits import notice_exits_soon
@@ -71,7 +72,7 @@ class MemberStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self.consumer = parent
-        reconnect_on_outage_replies(parent)
+        take_error_replies(parent, partial(end_worker, parent.controller))
         ignore_dead_children()
         notice_exits_soon()
         keep_unanswered_jobs(parent)
