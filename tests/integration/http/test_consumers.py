@@ -43,6 +43,7 @@ def test_one_consumer_gets_the_messages_of_a_ticket_in_order_and_one_at_a_time(l
     assert (by_id[other]["ticket_id"], by_id[other]["attempt"], by_id[other]["task"]) == ("T2", 1, "counter.append")
     assert by_id[other]["deadline_ms"] > time.time() * 1000
     assert consumer.acknowledge(by_id[other]).status == 200
+    lane.wait_done(1)
     for id_ in ids:
         message = consumer.one()
         assert message["message_id"] == id_

@@ -22,8 +22,9 @@ from tests.spark_java import java_options
 SPARK_HOME = Path(pyspark.__file__).parent
 #: Two executors of one core, started by the driver's Java; and a single one, which is a Java less.
 LOCAL_CLUSTER, ONE_EXECUTOR = "local-cluster[2,1,1024]", "local-cluster[1,1,1024]"
-#: What an executor must bring, as the page says; PySpark itself comes with Spark.
-NEEDED = ("pyarrow", "redis")
+#: What an executor must bring, as the page says; PySpark itself comes with Spark. redis-py brings the last one before
+#: Python 3.11.3.
+NEEDED = ("pyarrow", "redis", "async_timeout")
 #: Small, and quick to start.
 EXECUTORS = {
     "spark.executor.memory": "512m",
