@@ -20,6 +20,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,8 +207,12 @@ def pytest_runtest_teardown() -> None:
 
     It wrote that for its pool processes when it set up its logging in this process. A node with another environment
     than this process had at first is not forked, but a new interpreter.
+
+    Each worker that ends sets the default timeout of sockets for a while, and then sets what it found. Of two workers that
+    end at once in this process, the second one finds that of the first. It would stay, and Spark could not start.
     """
     _unshare_tasks()
+    socket.setdefaulttimeout(None)
     for name in [name for name in os.environ if name.startswith(WRITTEN_BY_CELERY)]:
         del os.environ[name]
 
