@@ -208,8 +208,8 @@ def pytest_runtest_teardown() -> None:
     It wrote that for its pool processes when it set up its logging in this process. A node with another environment
     than this process had at first is not forked, but a new interpreter.
 
-    Each worker that ends sets the default timeout of sockets for a while, and then sets what it found. Of two workers that
-    end at once in this process, the second one finds that of the first. It would stay, and Spark could not start.
+    Each worker that ends sets the default timeout of sockets for a while, and then sets what it found. Of two workers
+    that end at once in this process, the second one finds that of the first. It would stay, and Spark could not start.
     """
     _unshare_tasks()
     socket.setdefaulttimeout(None)
