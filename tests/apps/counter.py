@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 from celery import Celery, Task, signals
 from celery.exceptions import Ignore, Reject
 from celery.worker.control import control_command
@@ -260,6 +259,9 @@ def kills_worker(self: Any, ticket_id: str, payload: Any) -> None:
     """
     with ledger(self, ticket_id, payload):
         if payload.get("unnoticed"):
+            # Here, since an image for containers has only what most tasks need.
+            import psutil
+
             for process in psutil.Process(os.getppid()).children():
                 if "bridge.worker.guard.watcher" in process.cmdline():
                     process.kill()

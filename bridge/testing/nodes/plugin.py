@@ -32,6 +32,7 @@ from celery import Celery
 from celery.app.utils import find_app
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import free_port
 from bridge.testing.nodes.engine import EngineYard
 from bridge.testing.nodes.local_containers import ServerContainer, write_content
 from bridge.testing.nodes.node import NodeYard
@@ -112,6 +113,12 @@ def bridge_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def bridge_image(request: pytest.FixtureRequest, bridge_home: Path) -> str:
     """The image of workers and masters, where nodes are containers: that of the project's Dockerfile."""
+    if not (bridge_home / "Dockerfile").exists():
+        pytest.fail(
+            f"--bridge-nodes=containers needs an image with Celery, the bridge and what the app imports. {bridge_home} "
+            "has no Dockerfile: write one, or a fixture `bridge_image` that returns the name of an image",
+            pytrace=False,
+        )
     image, _ = engine_of(request).images.build(path=str(bridge_home), rm=True)
     return str(image.id)
 
@@ -123,6 +130,20 @@ def bridge_image(request: pytest.FixtureRequest, bridge_home: Path) -> str:
 def default_redis_broker_image() -> str:
     """pytest-celery's Redis container runs `redis-server`, which the Valkey image has as well."""
     return VALKEY_IMAGE
+
+
+@pytest.fixture
+def default_redis_broker_command() -> Sequence[str]:
+    """Keeps its data over a restart, as a lane needs it and as `bridge_server` does. pytest-celery's would not."""
+    return (
+        "redis-server", "--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--protected-mode", "no"
+    )  # fmt: skip
+
+
+@pytest.fixture
+def default_redis_broker_ports() -> Mapping[str, int]:
+    """A port that stays the same when the broker is restarted. The engine would choose another one each time."""
+    return {"6379/tcp": free_port()}
 
 
 @pytest.fixture
