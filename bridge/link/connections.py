@@ -5,6 +5,7 @@ How a client is made, and what an outage is, is in `bridge.routing.connection`, 
 
 from __future__ import annotations
 
+import errno
 import re
 import ssl
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,8 @@ __all__ = [
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 #: What OpenSSL says of an answer that is not TLS. A server without TLS answers the first bytes so, or waits for more.
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-#: What redis-py says when the server ends a connection instead of an answer.
-CLOSED = "Connection closed by server"
+#: What redis-py says when the server ends a connection instead of an answer: as it reads, or as it still writes.
+HUNG_UP = ("Connection closed by server", f"Error {errno.ECONNRESET} ", f"Error {errno.EPIPE} ")
 #: The oldest server that has XAUTOCLAIM, XTRIM MINID and XGROUP CREATECONSUMER.
 OLDEST = (6, 2, 0)
 
@@ -211,10 +212,13 @@ def why_unreachable(exc: BaseException, url: str) -> str:
     reason = " ".join(str(exc).split()).rstrip(".") or type(exc).__name__
     if isinstance(exc, redis.exceptions.BusyLoadingError):
         return f"{reason}; try again when it has"
-    hung_up = CLOSED in reason
+    hung_up = any(text in reason for text in HUNG_UP)
     if not url.startswith("rediss://"):
         if hung_up and url.startswith("redis://"):
-            return f"{reason}; is it a server with TLS, for which the broker's URL is rediss://?"
+            return (
+                f"{reason}; is it a server with TLS, for which the broker's URL is rediss://, or one in protected "
+                "mode, which takes other machines with a password only?"
+            )
         return f"{reason}; is it running?"
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):

@@ -136,7 +136,8 @@ def default_redis_broker_image() -> str:
 def default_redis_broker_command() -> Sequence[str]:
     """Keeps its data over a restart, as a lane needs it and as `bridge_server` does. pytest-celery's would not."""
     return (
-        "redis-server", "--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--protected-mode", "no"
+        "redis-server", "--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--protected-mode",
+        "no",
     )  # fmt: skip
 
 
