@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: Much longer than any wait on a machine at rest. Only a test that fails waits for so long.
-DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_TIMEOUT_S = 60.0
 #: Seconds between two looks: this share of the time that was waited already, at least and at most.
 INTERVAL, SHORTEST_S, LONGEST_S = 0.05, 0.02, 0.08
 

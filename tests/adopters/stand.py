@@ -43,7 +43,7 @@ class Stand:
             assert worker.running, f"the worker ended with {worker.exit_code}:\n{worker.log_tail()}"
             return bool(self.redis.hlen(self.keys.consumers))
 
-        wait_until(registered, description="the worker to register", timeout_s=40)
+        wait_until(registered, description="the worker to register", timeout_s=90)
 
     def program(self, name: str, command: str, *arguments: str, ready_text: str | None = None) -> ProcessNode:
         """Starts a program of the environment."""
@@ -66,7 +66,7 @@ class Stand:
             assert not self.dead_letters(), self.dead_letters()
             return self.count("done") >= count
 
-        wait_until(ended, description=f"{count} messages to be done", timeout_s=30)
+        wait_until(ended, description=f"{count} messages to be done", timeout_s=90)
         assert self.count("done") == count
 
     def dead_letters(self) -> list[dict[str, str]]:

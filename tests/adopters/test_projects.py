@@ -69,7 +69,7 @@ def test_classes_with_a_base_of_the_companys_own(stand: MakeStand, frameworks: E
     project.start("shop")
 
     project.run("produce.py")
-    wait_until(lambda: project.log("T0")[-1:] == ["5"], description="the last message", timeout_s=30)
+    wait_until(lambda: project.log("T0")[-1:] == ["5"], description="the last message", timeout_s=90)
 
     assert project.log("T0") == ["0", "1", "2", "4", "5"]
     assert [letter["error"] for letter in project.dead_letters()] == ["ValueError: always"]
@@ -105,7 +105,7 @@ def test_beat_pushes_messages_with_tickets(stand: MakeStand, frameworks: Environ
     project.program("beat", "celery", "-A", "shop", "beat", "--schedule", str(tmp_path / "schedule"))
 
     for ticket, word in (("T0", "scheduled"), ("T1", "added"), ("T2", "own")):
-        wait_until(lambda t=ticket: len(project.log(t)) >= 3, description=f"messages of {ticket}", timeout_s=30)  # type: ignore[misc]
+        wait_until(lambda t=ticket: len(project.log(t)) >= 3, description=f"messages of {ticket}", timeout_s=90)  # type: ignore[misc]
         assert set(project.log(ticket)) == {word}
     assert project.dead_letters() == []
 

@@ -246,7 +246,6 @@ def judge(stack: SmallStack, happened: list[tuple[str, list[bytes]]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @settings(max_examples=SHORT, **TRIED)
 @given(happened=happenings)
 def test_no_message_ends_a_process_or_holds_up_a_healthy_ticket(

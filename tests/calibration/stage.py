@@ -185,7 +185,7 @@ class Stage:
                 and self.redis.hlen(self.keys.consumers) == consumers
             ),
             description=f"a leader, and {consumers} workers",
-            timeout_s=40,
+            timeout_s=90,
         )
         # A machine on which they were slow to come is slow in everything.
         self._patience_s = max(self._patience_s, STARTS * (time.monotonic() - started))

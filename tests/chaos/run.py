@@ -279,7 +279,7 @@ class Run:
             self.conductor.tick()
             return not any(seat.node.running and seat.node.pid == pid for seat, pid in lives.items())
 
-        wait_until(have_ended, description="the masters with a schedule to end", timeout_s=60)
+        wait_until(have_ended, description="the masters with a schedule to end", timeout_s=180)
 
     def _end_deploy(self, began: float, stop: Callable[[], bool]) -> None:
         """Makes the deploy of the run, if it has not come yet, and pushes some of the newer version."""

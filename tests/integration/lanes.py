@@ -99,7 +99,7 @@ class LaneUnderTest:
         wait_until(
             lambda: self.redis.hlen(self.keys.consumers) == count,
             description=f"{count} registered consumers",
-            timeout_s=30,
+            timeout_s=90,
         )
 
     def wait_known(self, master: MasterNode, *workers: WorkerNode) -> None:

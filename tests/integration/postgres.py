@@ -48,7 +48,7 @@ class Postgres:
                 [postgres, *options], stdout=log, stderr=log, user=user, cwd=self._folder, start_new_session=True
             )
         self._stopper = OrphanStopper(self._process.pid)
-        wait_until(self._answers, description="PostgreSQL to answer", timeout_s=60)
+        wait_until(self._answers, description="PostgreSQL to answer", timeout_s=180)
         return self
 
     def __exit__(

@@ -64,7 +64,7 @@ class Sentinels:
                     and found[found.index(b"num-slaves") + 1] == b"1"
                 ),
                 description="the sentinels to know each other and the replica",
-                timeout_s=30,
+                timeout_s=90,
             )
 
     @property
@@ -93,8 +93,8 @@ class Sentinels:
                     return False
             return True
 
-        wait_until(begun, description="the sentinels to change the primary", timeout_s=30)
-        wait_until(lambda: self.primary() != first, description="another primary", timeout_s=30)
+        wait_until(begun, description="the sentinels to change the primary", timeout_s=90)
+        wait_until(lambda: self.primary() != first, description="another primary", timeout_s=90)
 
     def connect(self, port: int) -> Redis:
         """A client of one server, whatever its role."""

@@ -28,7 +28,6 @@ BREAKS = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_entry_leaves_only_when_every_lane_is_done_with_it_and_in_the_end_all_leave(name: str) -> None:
     found = explore(SHAPES[name])

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_celery import CeleryWorkerContainer
 
 from bridge.testing.nodes.node import RUNNING, MasterNode, Node, NodeYard, WorkerNode, broker_environment
-from bridge.testing.waiting import WaitTimeout, wait_until
+from bridge.testing.waiting import DEFAULT_TIMEOUT_S, WaitTimeout, wait_until
 
 #: Where the project is in a container.
 HOME = "/app"
@@ -71,7 +71,7 @@ class EngineNode(Node):
         self._started = True
         self.container.raw.start()
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         try:
             wait_until(lambda: not self.running, description=f"{self._name} to end", timeout_s=timeout_s)
         except WaitTimeout:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pytest_celery import CeleryTestContainer, CeleryTestNode, CeleryTestWorker
 
-from bridge.testing.waiting import WaitTimeout, wait_until
+from bridge.testing.waiting import DEFAULT_TIMEOUT_S, WaitTimeout, wait_until
 
 RUNNING = "running"
 EXITED = "exited"
@@ -75,7 +75,7 @@ class Node(CeleryTestNode, ABC):
     def start(self) -> None:
         """Starts the program, and appends to its log. It may not be ready yet when this returns."""
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Waits until this life of the program has logged `ready_text`. Fails at once when the program ends first. A
         program without such a text is ready when it has started, and may end at any time.
         """
@@ -94,7 +94,7 @@ class Node(CeleryTestNode, ABC):
         return True
 
     @abstractmethod
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Waits for the main process to end. Returns its exit code."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Node(CeleryTestNode, ABC):
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the main process only, as a supervisor or the kernel's OOM killer does."""
 
-    def terminate(self, timeout_s: float = 30.0) -> int:
+    def terminate(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Sends SIGTERM to the main process, as a deployment does, and waits for its end. Returns its exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout_s)
@@ -137,7 +137,7 @@ class Node(CeleryTestNode, ABC):
         else:
             self.send(number)
 
-    def restart(self, reload_container: bool = True, force: bool = False, timeout_s: float = 30.0) -> None:  # noqa: ARG002
+    def restart(self, reload_container: bool = True, force: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:  # noqa: ARG002
         """Ends it, by force if it does not end in time, and starts it again. It is ready when this returns."""
         if self.running:
             try:

@@ -25,7 +25,7 @@ from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.fork_server import MARK
 from bridge.testing.nodes.local_containers import ProcessContainer
 from bridge.testing.nodes.node import Node
-from bridge.testing.waiting import wait_until
+from bridge.testing.waiting import DEFAULT_TIMEOUT_S, wait_until
 
 #: The folder that `bridge` is imported from.
 ROOT = preloaded.ROOT
@@ -108,7 +108,7 @@ class ProcessNode(Node):
                 )
         self._stopper = OrphanStopper(self._process.pid)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         assert self._process is not None, f"{self._name} was never started"
         try:
             return self._process.wait(timeout_s)

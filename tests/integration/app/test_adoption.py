@@ -42,7 +42,7 @@ def test_a_task_that_cannot_be_adopted_is_refused_at_start_with_one_line(nodes: 
         node: ProcessNode = nodes.worker("w1", app=MODULE, arguments=("-c", "1", *QUICK), env=env, wait=False)
     else:
         node = nodes.master("m1", app=MODULE, env=env, wait=False)
-    assert node.wait(timeout_s=30) == 2
+    assert node.wait(timeout_s=90) == 2
     assert [line for line in node.logs().splitlines() if line.startswith("Error")] == [
         "Error: task past is object, which is no subclass of celery.Task"
     ]

@@ -32,7 +32,7 @@ class Options(LaneUnderTest):
         """Pushes messages of a ticket, and waits for one more message behind them. Returns the id of the first."""
         ids = [self.push(ticket, payload, task=task) for _ in range(count)]
         self.push(ticket, None, task="behind")
-        wait_until(lambda: "behind" in self.seen(ticket), description=f"the message behind {task}", timeout_s=30)
+        wait_until(lambda: "behind" in self.seen(ticket), description=f"the message behind {task}", timeout_s=90)
         return ids[0]
 
     def before_the_last(self, ticket: str) -> list[str]:
@@ -176,7 +176,7 @@ def test_a_rate_limit_of_an_operator_holds_and_is_taken_away(lane: Options) -> N
         before = lane.count("done")
         for n in range(count):
             lane.push(f"{round_}{n % 20}", None, task="quick")
-        wait_until(lambda: lane.count("done") >= before + count, description="the messages to be done", timeout_s=60)
+        wait_until(lambda: lane.count("done") >= before + count, description="the messages to be done", timeout_s=180)
         return time.monotonic() - began
 
     # So short that it travels in bundles.
@@ -186,7 +186,7 @@ def test_a_rate_limit_of_an_operator_holds_and_is_taken_away(lane: Options) -> N
     assert 4 < seconds("still", 100) < 15
     limit("0")
     # The lane learns of that with a renewal of the lease.
-    wait_until(lambda: seconds("after", 200) < 4, description="bundles again", timeout_s=60)
+    wait_until(lambda: seconds("after", 200) < 4, description="bundles again", timeout_s=180)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Partitions:
         return sum(int(self.redis.hget(keys.counts, "done") or 0) for keys in self.keys)
 
     def wait_done(self, count: int) -> None:
-        wait_until(lambda: self.done() >= count, description=f"{count} done", timeout_s=30)
+        wait_until(lambda: self.done() >= count, description=f"{count} done", timeout_s=90)
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def test_masters_that_are_named_for_partitions_lead_these_and_no_others(four: Pa
         return [token and token.split(":")[-2] for token in tokens]
 
     pids = [str(masters[n].pid) for n in (0, 1, 2, 0)]
-    wait_until(lambda: leaders() == pids, description="each to lead its partitions", timeout_s=30)
+    wait_until(lambda: leaders() == pids, description="each to lead its partitions", timeout_s=90)
     # A partition that there is not: nothing has changed.
     before = four.redis.get(layout_key(STREAM))
     refused = four.lane.master("m3", "--lanes", f"{GROUP}:p4", wait=False)
-    wait_until(lambda: not refused.running, description="the master to end", timeout_s=30)
+    wait_until(lambda: not refused.running, description="the master to end", timeout_s=90)
     assert refused.exit_code == 2
     assert f"--lanes {GROUP}:p4: there is no such lane; the stream has the partitions p0 to p3" in refused.logs()
     assert (leaders(), four.redis.get(layout_key(STREAM))) == (pids, before)
@@ -101,7 +101,7 @@ def test_the_partitions_of_a_killed_master_go_to_the_others_and_each_ticket_keep
         tokens = four.redis.mget([keys.leader for keys in four.keys])
         return [token.split(":")[-2] for token in tokens if token]
 
-    wait_until(lambda: len(leaders()) == 4, description="each partition to be led", timeout_s=30)
+    wait_until(lambda: len(leaders()) == 4, description="each partition to be led", timeout_s=90)
     append = four.task("append")
     numbers = iter(range(1200))
 
@@ -117,7 +117,7 @@ def test_the_partitions_of_a_killed_master_go_to_the_others_and_each_ticket_keep
         wait_until(
             lambda gone=gone: len(leaders()) == 4 and gone not in leaders(),  # type: ignore[misc]
             description="the others to lead its partitions",
-            timeout_s=30,
+            timeout_s=90,
         )
     push(400)
     four.wait_done(1200)

@@ -77,7 +77,7 @@ class SharedLanes:
 
         # A look costs as much as a moment of a master.
         result: Any = wait_until(
-            found, description=f"{', '.join(names)} to lead all lanes", timeout_s=60, interval_s=0.15
+            found, description=f"{', '.join(names)} to lead all lanes", timeout_s=180, interval_s=0.15
         )
         assert set(result.values()) <= set(names)
         return dict(result)
@@ -105,7 +105,7 @@ class SharedLanes:
         wait_until(
             lambda: set(self.done().values()) == {self.all},
             description=f"each lane to have done {self.all}",
-            timeout_s=60,
+            timeout_s=180,
             interval_s=0.1,
         )
         for name in NAMES:
@@ -222,7 +222,7 @@ def test_a_frozen_master_loses_its_lanes_and_gets_its_share_back(lanes: SharedLa
     lanes.wait_leaders("m2")
     lanes.push(25)
     frozen.send(signal.SIGCONT)
-    wait_until(lambda: lanes.leaders() == before, description="the shares to be as before", timeout_s=30)
+    wait_until(lambda: lanes.leaders() == before, description="the shares to be as before", timeout_s=90)
     lanes.push(25)
     lanes.wait_done()
     lanes.assert_no_term_was_led_twice()

@@ -82,7 +82,7 @@ def wait_asleep(master: MasterNode) -> None:
     wait_until(
         lambda: process.num_threads() <= 8 and len(process.net_connections()) <= CONNECTIONS,
         description="all lanes to sleep",
-        timeout_s=60,
+        timeout_s=180,
         interval_s=0.1,
     )
 
@@ -139,7 +139,7 @@ def test_a_delayed_message_lets_its_lanes_sleep_and_wakes_them_when_it_is_due(la
         wait_until(
             lambda ticket=ticket: all(lanes.redis.lrange(f"{name}:{ticket}", 0, -1) == ["7"] for name in NAMES),  # type: ignore[misc]
             description="each lane to handle it",
-            timeout_s=30 + seconds,
+            timeout_s=90 + seconds,
         )
         lanes.others += 1
         if slept:
@@ -218,7 +218,7 @@ def test_entries_that_become_old_while_their_lanes_sleep_are_removed(
         woken = watch_wakes(monkeypatch)
         run.push("T", {})
         wait_until(lambda: lane.redis.xlen("ticket_stream") == 1, description="the entry")
-        wait_until(lambda: lane.redis.xlen("ticket_stream") == 0, description="its removal", timeout_s=60)
+        wait_until(lambda: lane.redis.xlen("ticket_stream") == 0, description="its removal", timeout_s=180)
         assert woken
 
 

@@ -44,10 +44,10 @@ def test_a_state_is_the_fold_of_what_succeeded_also_over_kills(lane: LaneUnderTe
     lane.master("m1", wait=False)
     lane.worker("w1", wait=False)
     w2 = lane.worker("w2", wait=False)
-    wait_until(lambda: lane.count("done") > 50, description="the first messages", timeout_s=60)
+    wait_until(lambda: lane.count("done") > 50, description="the first messages", timeout_s=180)
     w2.kill()
     lane.worker("w3", wait=False)
-    wait_until(lambda: lane.count("done") == sum(map(len, pushed.values())), description="all messages", timeout_s=120)
+    wait_until(lambda: lane.count("done") == sum(map(len, pushed.values())), description="all messages", timeout_s=300)
     for ticket, numbers in pushed.items():
         assert lane.log(ticket) == numbers
         assert state_of(lane, ticket)["numbers"] == numbers
@@ -61,7 +61,7 @@ def test_a_damaged_state_fails_only_its_messages(lane: LaneUnderTest) -> None:
         lane.push(ticket, {"n": 1}, FOLDS)
     lane.master("m1", wait=False)
     lane.worker("w1", wait=False)
-    wait_until(lambda: lane.count("dead") == 2, description="two dead letters", timeout_s=60)
+    wait_until(lambda: lane.count("dead") == 2, description="two dead letters", timeout_s=180)
     wait_until(lambda: lane.count("done") == 1, description="the sound one")
     letters: Any = lane.redis.xrange(lane.keys.dead)
     errors = {letter["ticket_id"]: letter["error"] for _, letter in letters}

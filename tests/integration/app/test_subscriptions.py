@@ -256,21 +256,21 @@ def test_a_subscription_beyond_its_lag_skips_its_oldest_unread_and_hurts_no_othe
     master = lanes.master("m1", SUBSCRIBERS_CONF=conf)
     for n in range(200):
         lanes.push(f"T{n % 5}", n, pad="x" * 4000)
-    wait_until(lambda: lanes.count("billing") == 200, timeout_s=60, description="billing")
+    wait_until(lambda: lanes.count("billing") == 200, timeout_s=180, description="billing")
     # Nobody serves search. It keeps the first that its leader has read ahead, and the newest
-    wait_until(lambda: lanes.count("search", "skipped") >= 130, timeout_s=30, description="a gap")
+    wait_until(lambda: lanes.count("search", "skipped") >= 130, timeout_s=90, description="a gap")
     wait_until(
         lambda: "count" not in limit or lanes.count("search", "skipped") == 160,
-        timeout_s=30,
+        timeout_s=90,
         description="the whole gap",
     )
     if "count" in limit:
         # The last line about it has them all.
-        wait_until(lambda: "skipped 160 messages in this term" in master.logs(), timeout_s=60, description="the line")
+        wait_until(lambda: "skipped 160 messages in this term" in master.logs(), timeout_s=180, description="the line")
     lanes.worker("w2", BRIDGE_SERVE="search", SUBSCRIBERS_CONF=conf)
     # The bytes of an entry are estimated, so more may be skipped later
     wait_until(
-        lambda: lanes.count("search") + lanes.count("search", "skipped") == 200, timeout_s=60, description="the end"
+        lambda: lanes.count("search") + lanes.count("search", "skipped") == 200, timeout_s=180, description="the end"
     )
     if "count" in limit:
         assert lanes.count("search") == 40
@@ -286,7 +286,7 @@ def test_a_subscription_beyond_its_lag_skips_its_oldest_unread_and_hurts_no_othe
     assert rows.count(What.SKIPPED) == lanes.count("search", "skipped")
     audit = lanes.bridge("audit", "-s", "search", "--json", SUBSCRIBERS_CONF=conf)
     assert audit.returncode == 0, audit.stdout
-    wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, timeout_s=60, description="an empty stream")
+    wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, timeout_s=180, description="an empty stream")
 
 
 def test_messages_that_became_too_old_unread_are_skipped(lanes: Subscriptions) -> None:
@@ -317,7 +317,7 @@ def test_of_a_flood_little_is_read_ahead(lanes: Subscriptions, limit: dict[str, 
             payload = json.dumps({"n": n, "kind": "created", "pad": "x" * 4000})
             pipe.xadd("ticket_stream", {"ticket_id": f"T{n}", "payload": payload})
         pipe.execute()
-    wait_until(lambda: lanes.count("search", "skipped") >= skipped, timeout_s=30, description="a gap")
+    wait_until(lambda: lanes.count("search", "skipped") >= skipped, timeout_s=90, description="a gap")
 
 
 def test_a_parked_subscription_reads_nothing_until_its_limit_is_raised(lanes: Subscriptions) -> None:

@@ -86,7 +86,7 @@ def test_an_event_out_of_order_changes_nothing_and_ends_in_the_dead_letters(
 ) -> None:
     push(own_server, "INC1", event(1), event(3), event(2))
     with own_server.client(decode_responses=True) as client:
-        wait_until(lambda: client.xlen(KEYS.dead), description="the dead letter", timeout_s=30)
+        wait_until(lambda: client.xlen(KEYS.dead), description="the dead letter", timeout_s=90)
         [(_, letter)] = client.xrange(KEYS.dead)
     assert letter["error"] == "OutOfOrder: incident INC1 got event 3 where event 2 was due"
     assert letter["ticket_id"] == "INC1"

@@ -300,7 +300,7 @@ def test_versions_of_a_split_stream(chain: Versions) -> None:
             chain.push_split(version, f"T{n % 6}", 3, ms=5)
     # Only now: a message of v2 may start when none of v1 has come yet.
     chain.worker("w1")
-    wait_until(lambda: all(len(chain.log(f"T{n}")) == 4 for n in range(6)), description="all messages", timeout_s=60)
+    wait_until(lambda: all(len(chain.log(f"T{n}")) == 4 for n in range(6)), description="all messages", timeout_s=180)
     chain.check_one_at_a_time()
     chain.check_each_version_in_order()
     for n in range(6):

@@ -110,7 +110,7 @@ def _refuses_to_start(nodes: NodeYard, folder: Path, env: dict[str, str], code: 
     worker = nodes.worker("w1", app="shop", cwd=folder, env=env, arguments=QUICK, wait=False)
     master = nodes.master("m1", app="shop", cwd=folder, env=env, wait=False)
     for node in (worker, master):
-        assert node.wait(timeout_s=30) == code
+        assert node.wait(timeout_s=90) == code
         assert error_of(node).startswith((said, f"task shop.work: {said}"))
         assert "s3cret" not in node.logs()
 

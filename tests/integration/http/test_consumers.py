@@ -316,7 +316,7 @@ def test_on_a_split_stream_a_consumer_serves_all_partitions(
             done.extend(message["message_id"] for message in found)
             return len(done) == 20
 
-        wait_until(handled, description="all to be handled", timeout_s=30)
+        wait_until(handled, description="all to be handled", timeout_s=90)
         assert sorted(done) == sorted(pushed)
         assert len({id_.partition("@")[2] for id_ in done}) == 4
     assert consumer.leave().status == 200
@@ -418,7 +418,7 @@ def test_workers_and_http_consumers_serve_one_lane_side_by_side(lane: HttpLane) 
                 assert set(consumer.acknowledge_all([consumer.item(m) for m in messages])) == {200}
         return lane.count("done") == 200
 
-    wait_until(handled, description="all to be done", timeout_s=60)
+    wait_until(handled, description="all to be done", timeout_s=180)
     lane.assert_logs(20, 10)
     assert over_http
     assert lane.executions() > 0

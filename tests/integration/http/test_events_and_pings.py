@@ -98,7 +98,7 @@ def test_a_consumer_that_fails_its_pings_keeps_its_tickets_as_long_as_it_renews(
         assert consumer.heartbeat().status == 200
         return "does not answer pings" in master.logs()
 
-    wait_until(failed, description="two pings to fail", timeout_s=30)
+    wait_until(failed, description="two pings to fail", timeout_s=90)
     assert found[0].startswith(b"GET /alive HTTP/1.1\r\n")
     # The leader looked, and the lease decided.
     assert consumer.heartbeat().status == 200

@@ -38,7 +38,7 @@ def lost_with(consumer: HttpConsumerUnderTest, other: HttpConsumerUnderTest, mos
         found.extend(other.next(most, 0.2, tuple(message["fence"] for message in found)))
         return bool(found)
 
-    wait_until(moved, description="a message to move", timeout_s=30)
+    wait_until(moved, description="a message to move", timeout_s=90)
     return found
 
 
@@ -217,7 +217,7 @@ def test_consumers_take_part_in_a_repartition_and_keep_the_order(lane: HttpLane)
     push(0, 20)
     order(lane.server.url, "stream", "repartition", "3")
     push(20, 40)
-    wait_until(lambda: all(len(lane.log(f"T{t}")) == 40 for t in range(6)), description="all", timeout_s=60)
+    wait_until(lambda: all(len(lane.log(f"T{t}")) == 40 for t in range(6)), description="all", timeout_s=180)
     lane.assert_logs(6, 40)
     lane.assert_no_overlap()
     parts = [LaneKeys(f"ticket_stream:g1:p{n}", GROUP) for n in range(3)]

@@ -116,7 +116,7 @@ def test_a_message_that_kills_workers_makes_no_message_of_another_lane_dead(
         done: Any = lane.redis.hget(keys[1].counts, "done")
         return bool(lane.redis.xlen(keys[0].dead)) and int(done or 0) == 16
 
-    wait_until(over, description="the culprit to be dead, and the others to be done", timeout_s=100)
+    wait_until(over, description="the culprit to be dead, and the others to be done", timeout_s=300)
     charged = [(ticket, attempt) for ticket, _, attempt in ended(lane) if attempt != 1]
     assert charged == []
     assert lane.redis.xlen(keys[1].dead) == 0

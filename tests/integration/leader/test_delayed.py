@@ -214,7 +214,7 @@ def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
         victim.kill()
         victim.wait()
         victim.start()
-    lane.wait_done(n, timeout_s=60)
+    lane.wait_done(n, timeout_s=180)
     found = {ticket: lane.log(ticket) for ticket in expected}
     assert found == {ticket: [number for _, number in sorted(those)] for ticket, those in expected.items()}, seed
     assert lane.count("done") == n

@@ -30,7 +30,7 @@ def under_load(lane: LaneUnderTest, fault: Callable[[], object]) -> None:
     """Pushes a load, causes the fault in the middle of it, and checks everything when all is done."""
     lane.push_many(TICKETS, EACH, ms=TASK_MS)
     total = TICKETS * EACH
-    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
+    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=90)
     fault()
     lane.wait_done(total)
     lane.assert_logs(TICKETS, EACH)

@@ -54,7 +54,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
         return any("circuit breaker is open" in problem for problem in read_status(plain, settings_of(lane)).problems)
 
     # Then its dispatch stops, and the status says so
-    wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=40)
+    wait_until(status_says_open, description="the status to say that the circuit is open", timeout_s=90)
     master.wait_for_log("its circuit breaker is open", timeout=60)
     dead = lane.count("dead")
     assert dead < OPENS_AT + 2
@@ -70,7 +70,7 @@ def test_a_task_whose_database_is_down_pauses_and_goes_on_in_order_when_it_is_ba
     assert lane.count("dead") == dead
     # When the database is back, then all the rest is done, in order
     lane.redis.set("log:fixed", 1)
-    lane.wait_done(2 * TICKETS + 20, timeout_s=60)
+    lane.wait_done(2 * TICKETS + 20, timeout_s=180)
     assert lane.count("dead") == dead
     for i in range(TICKETS):
         assert lane.log(f"D{i}") in ([0, 1], [1], [])

@@ -84,12 +84,12 @@ def test_a_message_that_others_take_again_and_again_becomes_a_dead_letter(shop: 
         f"delivered {MOST + 1} times by other means than the bridge (bridge_max_deliveries is {MOST})"
     )
     shop.gate.touch()
-    wait_until(lambda: shop.log(f"T{number}") == [100], description="its ticket to go on", timeout_s=30)
-    wait_until(lambda: shop.rows() == [], description="all others to be done", timeout_s=30)
+    wait_until(lambda: shop.log(f"T{number}") == [100], description="its ticket to go on", timeout_s=90)
+    wait_until(lambda: shop.rows() == [], description="all others to be done", timeout_s=90)
     assert len(shop.dead()) == 1
     # A person decides.
     shop.bridge("dead", "replay", victim, "--yes")
-    wait_until(lambda: shop.log(f"T{number}") == [100, number], description="the replayed message", timeout_s=30)
+    wait_until(lambda: shop.log(f"T{number}") == [100, number], description="the replayed message", timeout_s=90)
 
 
 def test_changes_of_leader_and_reads_of_what_is_in_flight_are_no_reason(shop: TakenShop) -> None:
@@ -108,5 +108,5 @@ def test_changes_of_leader_and_reads_of_what_is_in_flight_are_no_reason(shop: Ta
     assert found[running["message_id"]] > MOST
     assert all(found[id_] <= 3 for id_ in waiting), "a new leader reads each once more"
     shop.gate.touch()
-    wait_until(lambda: shop.rows() == [], description="all to be done", timeout_s=30)
+    wait_until(lambda: shop.rows() == [], description="all to be done", timeout_s=90)
     assert shop.dead() == []

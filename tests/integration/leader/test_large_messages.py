@@ -118,7 +118,7 @@ def test_waiting_megabytes_delay_no_other_ticket(count: int, lane: LaneUnderTest
         lane.worker("w1")
         master = lane.master("m1")
         # When they are handled, with a leader lease of ten seconds
-        lane.wait_done(count, timeout_s=60)
+        lane.wait_done(count, timeout_s=180)
     # Then all were handled in order, under the first leader
     assert lane.count("dead") == 0
     assert redis.get(lane.keys.term) == "1"
@@ -159,11 +159,11 @@ def test_a_repair_of_manual_changes_does_not_read_all_messages_at_once(
     master = lane.master("m1")
     lane.worker("w1")
     push(redis, lane.keys.stream, count, tickets=1, task="counter.held")
-    wait_until(lambda: pending(lane) == count, description="all to be read", timeout_s=120)
+    wait_until(lambda: pending(lane) == count, description="all to be read", timeout_s=300)
     # When they are removed from the pending list by hand, and then handled
     before = now_mb(lane.server)
     deed(lane, master)
-    wait_until(lambda: pending(lane) == count, description="all to be pending again", timeout_s=120)
+    wait_until(lambda: pending(lane) == count, description="all to be pending again", timeout_s=300)
     repaired = peak_mb(lane.server.pid) - before
     (lane.ledger / "gate").touch()
     lane.wait_done(count)

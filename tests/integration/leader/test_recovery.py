@@ -47,7 +47,7 @@ def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int
     """Changes something by hand in the middle of a load. Then everything must be as if nothing had happened."""
     lane.push_many(TICKETS, EACH, ms=TASK_MS)
     total = TICKETS * EACH
-    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=40)
+    wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=90)
     deed()
     lane.wait_done(total)
     lane.assert_logs(TICKETS, EACH)
@@ -421,7 +421,7 @@ def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneU
         lane.push("T1", {"n": 0})
 
     # Then the master ends, with one line
-    assert master.wait(timeout_s=30) == 2
+    assert master.wait(timeout_s=90) == 2
     errors = [line for line in master.logs().splitlines() if line.startswith("Error: ")]
     assert len(errors) == 1
     assert f"the key {name} is a " in errors[0] or f"the key {name} is not a stream" in errors[0]
@@ -447,7 +447,7 @@ def test_a_master_that_meets_a_string_of_another_form_ends_and_names_it(
     lane.push("T1", {"n": 0})
 
     # Then the master ends, with one line
-    assert master.wait(timeout_s=30) == 2
+    assert master.wait(timeout_s=90) == 2
     errors = [line for line in master.logs().splitlines() if line.startswith("Error: ")]
     assert len(errors) == 1
     assert f"the key {name} holds " in errors[0]

@@ -68,7 +68,7 @@ class ScheduleShop(Shop):
         return read_ticks(self.redis, "ticket_stream", "shop")
 
     def wait_ticks(self, count: int) -> None:
-        wait_until(lambda: len(self.ticks()) >= count, description=f"{count} ticks", timeout_s=30)
+        wait_until(lambda: len(self.ticks()) >= count, description=f"{count} ticks", timeout_s=90)
 
 
 @pytest.fixture
@@ -166,11 +166,11 @@ def test_one_of_several_leaders_pushes_and_the_next_takes_over(shop: ScheduleSho
     def ticks() -> list[tuple[str, int]]:
         return [one for number in range(2) for one in shop.ticks(f"ticket_stream:p{number}")]
 
-    wait_until(lambda: len(ticks()) >= 6, description="three ticks", timeout_s=40)
+    wait_until(lambda: len(ticks()) >= 6, description="three ticks", timeout_s=90)
     masters[0].kill()
     masters[0].wait()
     count = len(ticks())
-    wait_until(lambda: len(ticks()) >= count + 4, description="two more", timeout_s=40)
+    wait_until(lambda: len(ticks()) >= count + 4, description="two more", timeout_s=90)
     assert [one for one, number in Counter(ticks()).items() if number > 1] == []
 
 
@@ -201,7 +201,7 @@ def test_a_master_without_entries_waits_until_it_may_forget_them(own_server: Emb
 def test_messages_of_a_tick_are_handled_like_others(shop: ScheduleShop) -> None:
     shop.led_by("m1", {"beat": SECOND})
     shop.worker("w1", SHOP_SCHEDULE=repr({"beat": SECOND}))
-    wait_until(lambda: len(shop.log("T1")) >= 3, description="three ticks to be handled", timeout_s=30)
+    wait_until(lambda: len(shop.log("T1")) >= 3, description="three ticks to be handled", timeout_s=90)
     log = shop.log("T1")
     assert log == sorted(set(log))
 

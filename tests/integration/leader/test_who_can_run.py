@@ -312,7 +312,7 @@ def test_two_apps_on_one_lane_the_second_says_so_and_stops(lane: ServicesLane) -
     master = lane.leader("m2", tasks="billing.book", title="billing", wait=False)
 
     for node in (worker, master):
-        assert node.wait(timeout_s=30) == 2
+        assert node.wait(timeout_s=90) == 2
         [said] = [line for line in node.logs().splitlines() if line.startswith("Error: ")]
         assert "belongs to the app 'shop', and this is 'billing'" in said
         assert "Traceback" not in node.logs()

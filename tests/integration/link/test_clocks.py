@@ -105,10 +105,10 @@ def test_no_ticket_moves_while_its_worker_runs_it_although_the_servers_clock_end
         if takes_over:
             leader.kill_main()
         # The messages that both workers ran are run again.
-        lane.wait_done(4 + 4, timeout_s=60)
+        lane.wait_done(4 + 4, timeout_s=180)
     finally:
         first.send(signal.SIGCONT)
-    lane.wait_done(4 + 8, timeout_s=60)
+    lane.wait_done(4 + 8, timeout_s=180)
     lane.assert_no_overlap()
     lane.assert_logs(4, 3)
     lane.assert_at_rest()
@@ -136,7 +136,7 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
         # No watcher is left that could write a notice.
         first.vanish()
         lane.worker("w2")
-    lane.wait_done(4, timeout_s=30)
+    lane.wait_done(4, timeout_s=90)
     lane.assert_logs(2, 2)
     lane.assert_no_overlap()
     lane.assert_at_rest()
@@ -164,7 +164,7 @@ def test_a_message_that_ended_before_its_own_id_by_the_clock_does_not_run_again(
     second = lane.master("m2")
     second.wait_for_log("read the lane: ", timeout=30)
     lane.push("T0", {"n": 4})
-    lane.wait_done(5, timeout_s=40)
+    lane.wait_done(5, timeout_s=90)
     assert lane.log("T0") == [0, 1, 2, 3, 4]
     assert "acknowledged by hand" not in second.logs()
     lane.assert_at_rest()
@@ -208,8 +208,8 @@ def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
         if still is not None:
             still.send(signal.SIGCONT)
         if chosen.random() < 0.5:
-            wait_until(lambda done=done: lane.count("done") > done, description="work to go on", timeout_s=40)  # type: ignore[misc]
-    lane.wait_done(8 * 2 * pushed, timeout_s=60)
+            wait_until(lambda done=done: lane.count("done") > done, description="work to go on", timeout_s=90)  # type: ignore[misc]
+    lane.wait_done(8 * 2 * pushed, timeout_s=180)
     lane.assert_no_overlap()
     lane.assert_logs(8, 2 * pushed)
     lane.assert_at_rest()

@@ -28,7 +28,7 @@ def test_an_error_that_one_message_causes_is_its_own_failure(
     worker = nodes.worker("w1", app=FAULTY, arguments=("--concurrency=2", "--without-mingle"), env=lane.env)
     master = nodes.master("m1", app=FAULTY, env=lane.env, ready_text="standing by")
 
-    lane.wait_done(18 + 2 * (len(REFUSED) + 1), timeout_s=40)
+    lane.wait_done(18 + 2 * (len(REFUSED) + 1), timeout_s=90)
 
     lane.assert_logs(3, 6)
     assert master.running
@@ -46,10 +46,10 @@ def test_an_error_that_one_message_causes_is_its_own_failure(
     # An outcome that cannot be settled is skipped. Its message counts as lost and runs again, forever with this defect.
     # Other tickets go on.
     lane.push("bad-settle", {"n": 0})
-    wait_until(lambda: lane.count("unknown") > 0, description="an outcome to be skipped", timeout_s=30)
+    wait_until(lambda: lane.count("unknown") > 0, description="an outcome to be skipped", timeout_s=90)
     before = lane.count("done")
     lane.push_many(3, 3, first=6)
-    wait_until(lambda: lane.count("done") >= before + 9, description="the lane to go on", timeout_s=30)
+    wait_until(lambda: lane.count("done") >= before + 9, description="the lane to go on", timeout_s=90)
     lane.assert_logs(3, 9)
     assert master.running
     assert worker.running

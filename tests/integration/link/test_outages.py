@@ -49,12 +49,12 @@ class Load:
         """Pushes the load and waits until a part of it is done."""
         self.lane.push_many(self.tickets, self.each, ms=TASK_MS)
         wait_until(
-            lambda: self.lane.count("done") > self.total // share, description="a part of the load", timeout_s=40
+            lambda: self.lane.count("done") > self.total // share, description="a part of the load", timeout_s=90
         )
 
     def finish(self) -> None:
         """Waits for the rest, and checks everything."""
-        self.lane.wait_done(self.total, timeout_s=40)
+        self.lane.wait_done(self.total, timeout_s=90)
         self.lane.assert_logs(self.tickets, self.each)
         self.lane.assert_no_overlap()
         self.lane.assert_at_rest()
@@ -207,7 +207,7 @@ def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_
         # A round trip takes 0.2 s. The leader's checks wait for a dozen of them, and must leave time for messages.
         proxy.delay_s = 0.1
         before = load.lane.count("done")
-        wait_until(lambda: load.lane.count("done") > before + 40, description="some more to be done", timeout_s=40)
+        wait_until(lambda: load.lane.count("done") > before + 40, description="some more to be done", timeout_s=90)
         proxy.delay_s = 0.0
         proxy.cut()
         load.finish()
@@ -228,7 +228,7 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
     # All messages that are in the stream are done while there is no room.
-    lane.wait_done(load.total + 101, timeout_s=40)
+    lane.wait_done(load.total + 101, timeout_s=90)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
     assert lane.log("F") == [0]
@@ -277,7 +277,7 @@ def test_a_disk_that_refuses_snapshots_is_waited_out(lane_of_each: LaneUnderTest
 
 def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp_path: Path) -> None:
     folder = tmp_path / "server"
-    server = EmbeddedServer(binary=valkey_binary, data_dir=folder, start_timeout_s=30)
+    server = EmbeddedServer(binary=valkey_binary, data_dir=folder, start_timeout_s=90)
     with server, closing(ProcessYard(tmp_path, server.url)) as yard:
         load = Load(make_lane(yard, server, tmp_path))
         load.begin()
@@ -288,7 +288,7 @@ def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp
             port=server.port,
             binary=valkey_binary,
             data_dir=folder,
-            start_timeout_s=30,
+            start_timeout_s=90,
             options={"key-load-delay": "900", "loading-process-events-interval-bytes": "1024"},
         )
         with slow:

@@ -47,7 +47,7 @@ def test_a_worker_of_any_pool_ends_soon_although_its_server_is_away(
             worker.send(signal.SIGTERM)
         took = {}
         for worker in workers:
-            assert worker.wait(timeout_s=60) == 0, worker.log_tail()
+            assert worker.wait(timeout_s=180) == 0, worker.log_tail()
             took[worker.name()] = round(time.monotonic() - asked, 1)
         print(f"{fault}: {took}")
     finally:
@@ -120,7 +120,7 @@ def test_a_worker_that_waited_for_the_server_of_a_split_stream_starts_again_when
     worker.wait_for_log("starting again")
     consumers = LaneKeys("ticket_stream:p1", "concurrency_stream_group").consumers
     with own_server.client() as client:
-        wait_until(lambda: client.exists(consumers), description="it to serve the partitions", timeout_s=30)
+        wait_until(lambda: client.exists(consumers), description="it to serve the partitions", timeout_s=90)
     assert worker.terminate() == 0
 
 

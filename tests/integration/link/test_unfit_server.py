@@ -89,7 +89,7 @@ def test_neither_worker_nor_master_starts_with_it(
     worker = nodes.worker("w1", app="shop", cwd=folder, env=env, arguments=QUICK, wait=False)
     master = nodes.master("m1", app="shop", cwd=folder, env=env, wait=False)
     for node in (worker, master):
-        assert node.wait(timeout_s=60) == 1
+        assert node.wait(timeout_s=180) == 1
         assert SAID[kind] in error_of(node)
     with unfit_server.client() as client:
         assert client.dbsize() == 0, "nothing was changed"

@@ -28,7 +28,7 @@ from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
-RESULT_TIMEOUT_S = 20
+RESULT_TIMEOUT_S = 60
 
 
 def sleeper(*, ignore_term: bool = False, session: bool = False, children: int = 1) -> list[str]:

@@ -55,7 +55,7 @@ def test_delayed_messages_of_all_partitions_are_listed_and_changed(four: Operate
     ids = append.push_many([(ticket, {"n": n}, {"delay": 3600 + n}) for n, ticket in enumerate(TICKETS)])
     held = append.push(TICKETS[0], {"n": 9}, delay=1800, hold=True)
     append.push(TICKETS[0], {"n": 10})
-    wait_until(lambda: four.json("delayed", "list")["total"] == 5, description="all to be delayed", timeout_s=30)
+    wait_until(lambda: four.json("delayed", "list")["total"] == 5, description="all to be delayed", timeout_s=90)
     assert ids_of(four.json("delayed", "list")) == [held, *ids]
     assert ids_of(four.json("delayed", "list", "--ticket", TICKETS[2])) == [ids[2]]
     assert ids_of(four.json("delayed", "list", "--hold")) == [held]
@@ -65,7 +65,7 @@ def test_delayed_messages_of_all_partitions_are_listed_and_changed(four: Operate
 
     # A ticket says what it waits for.
     wait_until(
-        lambda: four.json("ticket", "show", TICKETS[0])["waiting"]["count"] == 1, description="one behind", timeout_s=30
+        lambda: four.json("ticket", "show", TICKETS[0])["waiting"]["count"] == 1, description="one behind", timeout_s=90
     )
     found = four.json("ticket", "show", TICKETS[0])
     assert found["retry"]["is_held"]
@@ -101,7 +101,7 @@ def test_delayed_messages_of_all_partitions_are_listed_and_changed(four: Operate
 def test_a_message_that_has_begun_is_not_changed(four: Operated) -> None:
     started(four)
     held = four.task("held").push(TICKETS[0], {"n": 1, "gate": "open"}, delay=0.2)
-    wait_until(lambda: list(four.lane.ledger.glob("held-*")), description="it to run", timeout_s=30)
+    wait_until(lambda: list(four.lane.ledger.glob("held-*")), description="it to run", timeout_s=90)
     for command in (["cancel"], ["now"], ["reschedule", "--delay", "9"]):
         said = four.command("delayed", command[0], held, *command[1:], code=1)
         assert held in said

@@ -122,12 +122,12 @@ class Shop:
 
     def wait_log(self, ticket: str, expected: list[int]) -> None:
         wait_until(
-            lambda: len(self.log(ticket)) >= len(expected), description=f"{ticket} to have {expected}", timeout_s=30
+            lambda: len(self.log(ticket)) >= len(expected), description=f"{ticket} to have {expected}", timeout_s=90
         )
         assert self.log(ticket) == expected
 
     def wait_dead(self, count: int) -> None:
-        wait_until(lambda: self.redis.xlen(self.keys.dead) == count, description=f"{count} dead letters", timeout_s=30)
+        wait_until(lambda: self.redis.xlen(self.keys.dead) == count, description=f"{count} dead letters", timeout_s=90)
 
     def assert_at_rest(self) -> None:
         def undone() -> Any:
@@ -395,7 +395,7 @@ def test_replaying_many_messages_survives_a_change_of_leader_in_the_middle(shop:
     until.touch()
     replay = shop.start("dead", "replay", "--all", "--yes")
     wait_until(
-        lambda: shop.redis.hget(shop.keys.counts, "replayed"), description="the first order to be done", timeout_s=40
+        lambda: shop.redis.hget(shop.keys.counts, "replayed"), description="the first order to be done", timeout_s=90
     )
     first.kill_main()
     _, errors = replay.communicate(timeout=60)

@@ -46,7 +46,7 @@ def dead_ones(four: Operated) -> list[str]:
     four.lane.worker("w1", wait=False)
     four.lane.master("m1", wait=False)
     ids = four.task("flaky").push_many([(ticket, {"n": n, "until": 99}) for n, ticket in enumerate(TICKETS)])
-    wait_until(lambda: all(four.redis.xlen(keys.dead) for keys in four.keys), description="dead letters", timeout_s=30)
+    wait_until(lambda: all(four.redis.xlen(keys.dead) for keys in four.keys), description="dead letters", timeout_s=90)
     return list(ids)
 
 

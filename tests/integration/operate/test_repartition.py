@@ -110,7 +110,7 @@ class Splitting:
         wait_until(
             lambda: min(self.handled()) >= count,
             description=f"{count} messages of each ticket",
-            timeout_s=60,
+            timeout_s=180,
         )
 
     def check(self) -> None:
@@ -199,7 +199,7 @@ def test_what_is_undone_in_an_old_partition_holds_its_ticket_and_the_end(splitti
     assert "ticket_stream has messages of group concurrency_stream_group that are not done" in said
     assert said.count("\n") < 6, said
     splitting.push(1)
-    wait_until(lambda: sum(splitting.handled()) == 3 * TICKETS - 2, description="the others to go on", timeout_s=60)
+    wait_until(lambda: sum(splitting.handled()) == 3 * TICKETS - 2, description="the others to go on", timeout_s=180)
     shown = json.loads(run_bridge(splitting, "ticket", "show", "T1", "--json"))["why"]
     assert f"it waits for the old partition {STREAM}, where the ticket is parked" in shown
     assert " ticket release T1`" in shown

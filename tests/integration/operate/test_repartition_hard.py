@@ -51,14 +51,14 @@ def test_a_lane_beyond_its_lag_skips_in_old_and_new_partitions_and_keeps_the_ord
     wait_until(
         lambda: all(splitting.redis.hget(one.counts, "skipped") for one in keys),
         description="gaps in old and new partitions",
-        timeout_s=40,
+        timeout_s=90,
     )
     lane.worker("w1", wait=False)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, out + error
     splitting.push(1)
     # Each message of the new partitions was handled or skipped, and the newest of all was handled
-    wait_until(lambda: counted(splitting, keys[1:]) == 11 * TICKETS, description="the end", timeout_s=40)
+    wait_until(lambda: counted(splitting, keys[1:]) == 11 * TICKETS, description="the end", timeout_s=90)
     for t in range(TICKETS):
         found = [int(one) for one in splitting.redis.lrange(f"log:T{t}", 0, -1)]
         assert found == sorted(set(found))
@@ -114,15 +114,15 @@ def test_a_delayed_message_in_an_old_partition_comes_when_it_is_due(splitting: S
     # One of its ticket in a new partition, and of another ticket there
     splitting.task.push("T1", {"n": 2})
     splitting.task.push("T2", {"n": 1})
-    wait_until(lambda: splitting.redis.llen("log:T2") == 2, description="another ticket", timeout_s=30)
+    wait_until(lambda: splitting.redis.llen("log:T2") == 2, description="another ticket", timeout_s=90)
     if not hold:
-        wait_until(lambda: splitting.redis.llen("log:T1") == 2, description="the one that overtakes", timeout_s=30)
+        wait_until(lambda: splitting.redis.llen("log:T1") == 2, description="the one that overtakes", timeout_s=90)
     # The command waits for the old partition, and says so
     assert process.stdout is not None
     assert any(f"{STREAM} has messages of group {GROUP} that are not done" in line for line in process.stdout)
     assert "made due 1 delayed message" in splitting.run("delayed", "now", delayed).stdout
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, out + error
-    wait_until(lambda: splitting.redis.llen("log:T1") == 3, description="all of the ticket", timeout_s=30)
+    wait_until(lambda: splitting.redis.llen("log:T1") == 3, description="all of the ticket", timeout_s=90)
     log = [int(one) for one in splitting.redis.lrange("log:T1", 0, -1)]
     assert log == ([0, 1, 2] if hold else [0, 2, 1])

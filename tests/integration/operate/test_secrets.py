@@ -119,7 +119,7 @@ def test_no_error_shows_a_password(case: str, secret_server: EmbeddedServer, tmp
             wait_until(
                 lambda node=node: not node.running or "Trying again in" in node.logs(),  # type: ignore[misc]
                 description=f"{node.name()} to say what is wrong",
-                timeout_s=30,
+                timeout_s=90,
             )
         for node in nodes:
             said = node.logs()

@@ -85,7 +85,7 @@ class Reader:
             wait_until(
                 lambda: rest in " ".join(self.run(step).split()),
                 description=step.commands,
-                timeout_s=60,
+                timeout_s=180,
                 interval_s=AGAIN_S,
             )
         elif what == "run until nothing changes":
@@ -137,5 +137,5 @@ class Reader:
             seen.append(self.run(step).strip())
             return seen[-1] not in ("", "None") and seen[-1] == seen[-2]
 
-        wait_until(same, description="a number that stays", timeout_s=30, interval_s=AGAIN_S)
+        wait_until(same, description="a number that stays", timeout_s=90, interval_s=AGAIN_S)
         return seen[-1]

@@ -50,10 +50,10 @@ def test_the_example_of_the_page(nodes: NodeYard, own_server: EmbeddedServer, tm
     pushed_ms = time.time_ns() // 1_000_000
     redis.execute_command(*arguments)
     assert 1000 < int(arguments[arguments.index("due") + 1]) - pushed_ms <= 2000
-    wait_until(lambda: len(log("T1")) == 3 and len(log("T2")) == 2, timeout_s=30, description="the messages to be due")
+    wait_until(lambda: len(log("T1")) == 3 and len(log("T2")) == 2, timeout_s=90, description="the messages to be due")
     assert log("T1") == ["opened", "note", "reminder"]
     assert log("T2") == ["held", "behind it"]
-    wait_until(lambda: log("T4") == ["from a shell"], timeout_s=30, description="the message of the shell")
+    wait_until(lambda: log("T4") == ["from a shell"], timeout_s=90, description="the message of the shell")
 
     [console] = blocks("console")
     assert [one.split()[1:4] for one in console.splitlines() if one.startswith("$ ")] == [["bridge", "-A", "shop"]] * 2

@@ -36,14 +36,14 @@ def test_the_app_of_the_page(nodes: NodeYard, own_server: EmbeddedServer, tmp_pa
         ("T2", {"account": "B9", "amount": 1})
     ]
     run("-c", f"from shop import charge\ncharge.push_many({first!r})\n{push}")
-    wait_until(lambda: int(redis.hget(counts, "nacked") or 0) >= 3, timeout_s=30, description="the refusals")
+    wait_until(lambda: int(redis.hget(counts, "nacked") or 0) >= 3, timeout_s=90, description="the refusals")
     shown = run("-m", "bridge", "-A", "shop", "ticket", "show", "T1")
     assert re.search(
         r"attempt 1 of 5 is due (in|now).*: nacked [0-9]+ times? since \S+\+00:00: the bank is closed",
         " ".join(shown.split()),
     )
     redis.set("bank", "open")
-    wait_until(lambda: redis.hget(counts, "done") == "2", timeout_s=30, description="the messages to be done")
+    wait_until(lambda: redis.hget(counts, "done") == "2", timeout_s=90, description="the messages to be done")
     assert redis.hgetall("account:A1") == {"charged": "5"}
     assert redis.hget(counts, "dropped") == "1"
     [(_, letter)] = redis.xrange("{ticket_stream}:concurrency_stream_group:dead")

@@ -40,7 +40,7 @@ def test_the_app_of_the_page_and_a_second_version_of_its_stream(
     ]
     pushes, _, shows = use.partition("...\n")
     run(pushes)
-    wait_until(lambda: redis.hget(f"{keys}:state:T42", "total") == "7", timeout_s=30, description="the state")
+    wait_until(lambda: redis.hget(f"{keys}:state:T42", "total") == "7", timeout_s=90, description="the state")
     assert run(f"import bridge, shop\n{shows}") == "{'total': 7, 'amounts': [3, 4]}\n"
 
     # The next version of the stream goes on with it, also after the old one is retired.
@@ -51,6 +51,6 @@ def test_the_app_of_the_page_and_a_second_version_of_its_stream(
     nodes.master("m2", app="shop", env=env, ready_text="leading")
     nodes.worker("w2", app="shop", arguments=("--concurrency=1", "--without-mingle"), env=env)
     run("import shop\nshop.count.push('T42', {'amount': 5})")
-    wait_until(lambda: redis.hget(f"{keys}:state:T42", "total") == "12", timeout_s=30, description="the state of v2")
+    wait_until(lambda: redis.hget(f"{keys}:state:T42", "total") == "12", timeout_s=90, description="the state of v2")
     assert run(f"import bridge, shop\n{shows}") == "{'total': 12, 'amounts': [3, 4, 5]}\n"
     assert redis.get("{ticket_stream:v2}:concurrency_stream_group:state-home") == "ticket_stream"

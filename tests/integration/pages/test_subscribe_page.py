@@ -53,15 +53,15 @@ def test_the_apps_results_and_commands_of_the_page(nodes: NodeYard, own_server: 
     assert done.stdout.decode().split() == ["billed", "indexed"]
     pushes = "import shop\nshop.bill.push('T42', {'kind': 'read'})\nshop.refund.push('T42', {'kind': 'changed'})"
     subprocess.run([sys.executable, "-c", pushes], env=here, cwd=tmp_path, check=True)
-    wait_until(lambda: redis.llen("billed:T42") == 3, timeout_s=30, description="billing")
-    wait_until(lambda: redis.llen("indexed:T42") == 2, timeout_s=30, description="search")
+    wait_until(lambda: redis.llen("billed:T42") == 3, timeout_s=90, description="billing")
+    wait_until(lambda: redis.llen("indexed:T42") == 2, timeout_s=90, description="search")
     assert redis.lrange("billed:T42", 0, -1) == ["created", "read", "back changed"]
     assert redis.lrange("indexed:T42", 0, -1) == ["created", "changed"]
 
     # The other code base was away, and gets everything by its own task
     nodes.master("m2", app="mail", env=env, ready_text="standing by")
     nodes.worker("w2", app="mail", arguments=("--concurrency=1", "--without-mingle"), env=env)
-    wait_until(lambda: redis.llen("sent:T42") == 3, timeout_s=30, description="mail")
+    wait_until(lambda: redis.llen("sent:T42") == 3, timeout_s=90, description="mail")
     assert redis.lrange("sent:T42", 0, -1) == ["created", "read", "changed"]
 
     master.terminate()

@@ -13,7 +13,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "tutorial" / "index.md"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_step_of_the_tutorial_works_in_its_order(reader: Reader) -> None:
     reader.as_written()
     for step in steps(PAGE):

@@ -57,4 +57,4 @@ def wait_for_tasks() -> None:
         executors = store.executorList(True)
         return sum(int(executors.apply(number).activeTasks()) for number in range(executors.size()))
 
-    wait_until(lambda: running() == 0, description="Spark's tasks to end", timeout_s=60)
+    wait_until(lambda: running() == 0, description="Spark's tasks to end", timeout_s=180)

@@ -305,14 +305,14 @@ class TestWithSpark:
         try:
             arguments = command("push", log, "--url", valkey.url, "--master", "local[2]", "--progress", "json")
             node = yard.process("push", arguments, env=env, wait=False)
-            wait_until(lambda: starts_spark(node, program), description=f"{program} to run", timeout_s=240)
+            wait_until(lambda: starts_spark(node, program), description=f"{program} to run", timeout_s=600)
             assert node.pid is not None
             os.kill(node.pid, number)
-            assert node.wait(timeout_s=60) == code
+            assert node.wait(timeout_s=180) == code
             assert said(node.logs())[-1]["event"] == "failed"
             assert "Traceback" not in node.logs()
             # What the script runs to find its command ends by itself.
-            wait_until(lambda: not node.survivors(), description="the end of all", timeout_s=120)
+            wait_until(lambda: not node.survivors(), description="the end of all", timeout_s=300)
             assert [path.name for path in files.iterdir()] == []
         finally:
             yard.close()
@@ -337,7 +337,7 @@ class TestWithSpark:
             assert node.pid is not None
             os.killpg(node.pid, signal.SIGINT)
             # Then it ends as stopped, with a line, and leaves nobody behind
-            assert node.wait(timeout_s=60) == 130
+            assert node.wait(timeout_s=180) == 130
             assert said(node.logs())[-1] == {"event": "failed", "error": "stopped"}
             assert "Traceback" not in node.logs()
             wait_until(lambda: not node.survivors(), description="the end of all")

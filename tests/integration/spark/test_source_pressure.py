@@ -122,7 +122,7 @@ def test_a_server_without_memory_is_waited_for_and_no_chunk_is_torn(server: Embe
         write = pool.submit(partition, server.url, cut(rows, 500), **options)
         # When it is full, the writer waits, and says so even there
         with connect_to(server) as watching:
-            notes = wait_until(lambda: waiting(watching, STREAM), description="the note of the writer", timeout_s=30)
+            notes = wait_until(lambda: waiting(watching, STREAM), description="the note of the writer", timeout_s=90)
         assert notes[0].why == "the server is out of memory (OOM, noeviction)"
         half = sequence(server)
         assert 0 < len(half) < 3000

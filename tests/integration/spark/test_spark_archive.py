@@ -34,7 +34,7 @@ from tests.integration.spark.spark_session import session_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
 DAY_MS = 86_400_000
@@ -429,7 +429,7 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
         for moment in moments:
             name = moment.__name__
             killed = yard.process(name, command("archive", *arguments, "--url", valkey.url), wait=False)
-            wait_until(partial(ended_or, killed, moment), description=name, timeout_s=240, interval_s=0.005)
+            wait_until(partial(ended_or, killed, moment), description=name, timeout_s=600, interval_s=0.005)
             killed.vanish()
             check_once(out)
         # And then follows the lane, with what comes meanwhile, until it is told to end
@@ -439,18 +439,18 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
         wait_until(
             lambda: rows_archived() >= 900 or not node.running,
             description="what was there to be archived",
-            timeout_s=240,
+            timeout_s=600,
             interval_s=0.1,
         )
         land(900, 950, days[-1:])
         wait_until(
             lambda: (rows_told(node, "messages") >= 50 and rows_archived() == 950) or not node.running,
             description="what came to be archived",
-            timeout_s=120,
+            timeout_s=300,
             interval_s=0.1,
         )
         # Then it ends in good order, and leaves nothing behind
-        assert node.terminate(timeout_s=60) == 0, node.logs()
+        assert node.terminate(timeout_s=180) == 0, node.logs()
         wait_until(lambda: not node.survivors(), description="the end of all")
         lines = said(node.logs())
         assert (lines[0]["event"], lines[-1]["event"]) == ("started", "done")

@@ -144,8 +144,8 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     # A machine that starts a Java may stand still for a second or two: no lease is to end of that, all is counted once
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE="20", COUNTER_LEADER_LEASE="20")
     for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
-        worker.wait_ready(timeout_s=120)
-    lane.master("m1", wait=False).wait_ready(timeout_s=120)
+        worker.wait_ready(timeout_s=300)
+    lane.master("m1", wait=False).wait_ready(timeout_s=300)
     high, chunk = 100, 25
     # When it is pushed, while it is worked off, into a stream that may not become long
     trace = Trace(own_server, lane.keys.stream)
@@ -153,7 +153,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     arguments = ["--seq", "n", "--order", "at", "--task-column", "task", "--partitions", str(PARTITIONS)]
     limits = ["--high-water", str(high), "--chunk-size", str(chunk)]
     pushed = jobs_here(push.main, log, "--url", own_server.url, *arguments, *limits)[-1]
-    lane.wait_done(len(events), timeout_s=60)
+    lane.wait_done(len(events), timeout_s=180)
     lane.assert_at_rest()
     # Then every event ran once in its ticket's order, and the stream was never longer than it may be
     assert (pushed["rows"], pushed["already"]) == (len(events), 0)
@@ -254,7 +254,7 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     only_wheel = without_java(tmp_path) if java == "wheel" else {}
     pushing = nodes.process("push", command, env={**address, **only_wheel}, wait=False)
     for worker in [lane.worker(name, "--concurrency=1", wait=False) for name in ("w1", "w2")]:
-        worker.wait_ready(timeout_s=120)
+        worker.wait_ready(timeout_s=300)
     # When it is full before anybody takes anything out, and then goes on to be fed
     wait_until(
         lambda: not pushing.running or any(line["event"] == "waiting" for line in said(pushing)),
@@ -263,11 +263,11 @@ def test_a_stream_that_is_fed_faster_than_it_is_worked_off_stays_short(
     )
     assert pushing.running, pushing.logs()
     assert java == "any" or list((tmp_path / "cache").rglob("bin/java"))
-    lane.master("m1", wait=False).wait_ready(timeout_s=120)
+    lane.master("m1", wait=False).wait_ready(timeout_s=300)
     for number in range(1, files):
         land(number)
-    lane.wait_done(tickets * each, timeout_s=120)
-    assert pushing.terminate(timeout_s=60) == 0, pushing.logs()
+    lane.wait_done(tickets * each, timeout_s=300)
+    assert pushing.terminate(timeout_s=180) == 0, pushing.logs()
     lane.assert_at_rest()
     wait_until(lambda: lane.redis.xlen(lane.keys.stream) == 0, description="what is done to leave the stream")
     trace.end()

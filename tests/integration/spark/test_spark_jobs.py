@@ -32,7 +32,7 @@ from tests.integration.spark.spark_session import DEALT_OUT, session_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 #: A real incident log of the same columns, where there is one.

@@ -24,7 +24,7 @@ from bridge.spark.write.rejects import split_rejects
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def payloads(events: DataFrame, mapping: Mapping) -> list[tuple[str, int | None, Any]]:

@@ -22,7 +22,7 @@ from bridge.stack.embedded import EmbeddedServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 ROWS, TICKETS = 300, 20

@@ -28,7 +28,7 @@ from tests.integration.spark.spark_jobs import refused
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_runs_on")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("nothing_runs_on")]
 
 STREAM = "ticket_stream"
 TICKETS = 5
@@ -191,7 +191,7 @@ def stopped_when_full(server: EmbeddedServer) -> Iterator[None]:
     def stop() -> None:
         with server.client() as client:
             wait_until(
-                lambda: over.is_set() or client.xlen(STREAM) >= 150, description="the stream to be full", timeout_s=120
+                lambda: over.is_set() or client.xlen(STREAM) >= 150, description="the stream to be full", timeout_s=300
             )
         if not over.is_set():
             os.kill(os.getpid(), signal.SIGTERM)

@@ -224,7 +224,7 @@ def test_a_killed_replay_continues_where_it_was_when_started_again(
         limits = ("--high-water", "100", "--chunk-size", "20", "--partitions", "2", "--master", "local[2]")
         node = yard.process("replay", command("replay", *arguments, *limits, "--progress", "json"), wait=False)
         wait_until(
-            lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=240
+            lambda: len(entries(valkey)) >= 100 or not node.running, description="the stream to be full", timeout_s=600
         )
         assert [event["event"] for event in said(node.logs())][:2] == ["selected", "started"]
         # When it is killed with all its processes, and submitted again to a Spark, as if on another machine

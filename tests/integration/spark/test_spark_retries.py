@@ -275,9 +275,9 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
             drivers.append(Driver(*arguments))
             # When it is killed in mid-epoch, the first time after 500 rows, then after 1,500 and 2,500
             for _ in range(1 + kill % 2):
-                wait_until(lambda: length() >= 500, description="the stream to be full", timeout_s=240)
+                wait_until(lambda: length() >= 500, description="the stream to be full", timeout_s=600)
                 take()
-            wait_until(lambda: length() >= 500, description="the stream to be full", timeout_s=240)
+            wait_until(lambda: length() >= 500, description="the stream to be full", timeout_s=600)
             if kill == 1:
                 drivers[-1].kill_all()
             else:
@@ -287,7 +287,7 @@ def test_a_driver_that_is_killed_in_the_middle_of_epochs_loses_and_doubles_nothi
         wait_until(
             lambda: take() == 0 and not query.isActive and length() == 0,
             description="the query to end",
-            timeout_s=240,
+            timeout_s=600,
         )
         assert query.exception() is None
     finally:

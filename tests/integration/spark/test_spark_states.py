@@ -18,7 +18,7 @@ from bridge.stack.embedded import EmbeddedServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "spark.md"

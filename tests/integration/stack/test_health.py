@@ -59,12 +59,12 @@ def is_seen_to_hang(node: ProcessNode, file: Path, healthy: Callable[[], bool]) 
     wait_until(healthy, description=f"{node.name()} to be healthy")
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()
-    wait_until(healthy, description=f"{node.name()} to touch its file again", timeout_s=30)
+    wait_until(healthy, description=f"{node.name()} to touch its file again", timeout_s=90)
     node.pause()
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()
     node.resume()
-    wait_until(healthy, description=f"{node.name()} to turn on", timeout_s=30)
+    wait_until(healthy, description=f"{node.name()} to turn on", timeout_s=90)
 
 
 @pytest.mark.parametrize("role", ["leader", "standby"])
@@ -101,7 +101,7 @@ def test_a_worker_whose_loop_alone_hangs_is_not_healthy(
     os.utime(file, (LONG_AGO, LONG_AGO))
     holds_for(lambda: not healthy("worker"), description="no sign of life", duration_s=3 * EVERY_S)
     gate.touch()
-    wait_until(lambda: healthy("worker"), description="the loop to turn on", timeout_s=30)
+    wait_until(lambda: healthy("worker"), description="the loop to turn on", timeout_s=90)
 
 
 def test_a_worker_whose_connection_was_cut_is_healthy_again(
@@ -112,4 +112,4 @@ def test_a_worker_whose_connection_was_cut_is_healthy_again(
     lane.redis.client_kill_filter(_type="normal", skipme=True)
     worker.wait_for_log("Connection to broker lost", timeout=30)
     os.utime(file, (LONG_AGO, LONG_AGO))
-    wait_until(lambda: healthy("worker"), description="the worker to touch its file again", timeout_s=30)
+    wait_until(lambda: healthy("worker"), description="the worker to touch its file again", timeout_s=90)

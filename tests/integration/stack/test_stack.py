@@ -75,7 +75,7 @@ def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard, nu
     assert count(commands, "worker -n w2@%h") == 2
     assert count(commands, "flower --address=127.0.0.1") == 1
     up.send(number)
-    assert up.wait(timeout_s=30) == 0
+    assert up.wait(timeout_s=90) == 0
     assert up.logs().splitlines()[-1] == "stopped"
     assert up.survivors() == []
     assert not serves(up)
@@ -85,7 +85,7 @@ def test_nothing_outlives_a_stack_that_is_killed(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, "--no-flower")
     assert count(commands_of(up), "flower --address") == 0
     up.kill_main()
-    wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=30)
+    wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=90)
 
 
 def test_a_stack_whose_stream_is_split_comes_up(yard: ProcessYard) -> None:
@@ -99,7 +99,7 @@ def test_a_stack_whose_stream_is_split_comes_up(yard: ProcessYard) -> None:
 def test_a_stack_with_subscriptions_comes_up(yard: ProcessYard) -> None:
     command = python_module("bridge", "-A", "tests.apps.subscribers", "up", "--dir", str(yard.folder / "stack"), *SMALL)
     up = yard.process("up", [*command, "--no-flower"], env={"BRIDGE_SERVE": "billing"}, ready_text=UP, wait=False)
-    up.wait_ready(timeout_s=80)
+    up.wait_ready(timeout_s=180)
     assert "they share 3 lanes" in up.logs()
     up.terminate()
 
@@ -107,10 +107,10 @@ def test_a_stack_with_subscriptions_comes_up(yard: ProcessYard) -> None:
 def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
     up = bridge_up(yard, *SMALL, wait=False)
     wait_until(
-        lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started", timeout_s=30
+        lambda: count(commands_of(up), "-A tasks run") == 1, description="the master to be started", timeout_s=90
     )
     up.send(signal.SIGINT)
-    assert up.wait(timeout_s=30) == 0
+    assert up.wait(timeout_s=90) == 0
     assert up.survivors() == []
     assert not serves(up)
 
@@ -119,7 +119,7 @@ def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: Proce
     up = bridge_up(yard, *SMALL, "--no-flower")
     [main] = [p for p in up.children() if "worker" in p.cmdline() and p.ppid() == up.pid]
     main.kill()
-    assert up.wait(timeout_s=30) == 1
+    assert up.wait(timeout_s=90) == 1
     assert "Error: w1 ended by signal SIGKILL; its log " in up.logs()
     assert str(yard.folder / "stack" / "w1.log") in up.logs()
     # They see the end of their worker by themselves.
@@ -137,7 +137,7 @@ def test_the_data_of_a_folder_outlives_the_stack(yard: ProcessYard) -> None:
             else:
                 assert client.get("kept") == b"yes"
         up.send(signal.SIGINT)
-        assert up.wait(timeout_s=30) == 0
+        assert up.wait(timeout_s=90) == 0
 
 
 @pytest.mark.parametrize("option", ["--port", "--flower-port"])
@@ -147,7 +147,7 @@ def test_a_port_that_is_taken_is_one_clear_line(yard: ProcessYard, option: str) 
         taken.listen()
         port = taken.getsockname()[1]
         up = bridge_up(yard, *SMALL, option, str(port), wait=False)
-        assert up.wait(timeout_s=30) == 1
+        assert up.wait(timeout_s=90) == 1
         assert up.logs().strip() == (
             f"Error: port {port} on 127.0.0.1 is in use: stop what listens there, or choose another one with {option}"
         )
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(yard: ProcessYard) -> No
     (yard.folder / "file").write_text("")
     command = python_module("bridge", "up", "--dir", str(yard.folder / "file" / "stack"))
     up = yard.process("up", command, wait=False)
-    assert up.wait(timeout_s=30) == 2
+    assert up.wait(timeout_s=90) == 2
     assert up.logs().strip() == f"Error: cannot make {yard.folder / 'file' / 'stack'}: Not a directory"
 
 
@@ -165,6 +165,6 @@ def test_an_app_without_the_bridge_is_refused_before_anything_starts(yard: Proce
     (yard.folder / "plain.py").write_text("from celery import Celery\napp = Celery('plain')\n")
     command = python_module("bridge", "-A", "plain", "up", "--dir", str(yard.folder / "stack"))
     up = yard.process("up", command, cwd=yard.folder, wait=False)
-    assert up.wait(timeout_s=30) == 2
+    assert up.wait(timeout_s=90) == 2
     assert "call bridge.install(app)" in up.logs()
     assert len(up.logs().splitlines()) == 1

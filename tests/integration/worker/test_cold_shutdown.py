@@ -71,7 +71,7 @@ def go_on_elsewhere(lane: LaneUnderTest, messages: int) -> None:
 def test_a_message_that_is_cut_off_runs_again_and_is_not_charged(lane: LaneUnderTest) -> None:
     worker, messages, _ = holding(lane)
     worker.send(signal.SIGQUIT)
-    worker.wait(timeout_s=60)
+    worker.wait(timeout_s=180)
     go_on_elsewhere(lane, messages)
     assert lane.count("interrupted") == 1
 
@@ -133,9 +133,9 @@ def test_pools_within_one_process_lose_nothing(lane: LaneUnderTest, pool: str) -
     worker.send(signal.SIGQUIT)
     if pool == "gevent":
         # Greenlets can be ended. Threads, and a solo pool's only thread, end when their task does
-        worker.wait(timeout_s=60)
+        worker.wait(timeout_s=180)
     (lane.ledger / GATE).touch()
-    worker.wait(timeout_s=60)
+    worker.wait(timeout_s=180)
     if pool != "gevent":
         # Celery waits in a signal handler, which gevent does not allow
         assert "Traceback" not in worker.logs()

@@ -62,7 +62,7 @@ class Stage:
         self.master = lane.master("m1")
         self.workers = {cell: self._start(cell) for cell in cells}
         for worker in self.workers.values():
-            worker.wait_ready(timeout_s=120)
+            worker.wait_ready(timeout_s=300)
         lane.wait_consumers(len(cells))
         lane.wait_known(self.master, *self.workers.values())
         self.tickets = TICKETS_PER_SLOT * sum(cell.slots for cell in cells)
@@ -94,7 +94,7 @@ class Stage:
             wait_until(
                 lambda worker=worker: self.held(worker),  # type: ignore[misc]
                 description=f"a message of {cell.title} to stand at the gate",
-                timeout_s=40,
+                timeout_s=90,
             )
 
     def held(self, worker: WorkerNode) -> list[Path]:
@@ -111,10 +111,10 @@ class Stage:
         lane = self.lane
         for cell, worker in self.workers.items():
             if cell.early:
-                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=40)  # type: ignore[misc]
+                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=90)  # type: ignore[misc]
         lane.worker("haven", "--concurrency=2")
         (lane.ledger / "gate").touch()
-        lane.wait_done(self.messages, timeout_s=60)
+        lane.wait_done(self.messages, timeout_s=180)
         assert lane.dead_letters() == []
         assert lane.count("failed") == 0
         lane.assert_logs(self.tickets, EACH)
@@ -122,7 +122,7 @@ class Stage:
         lane.assert_at_rest()
         for cell, worker in self.workers.items():
             if cell.ends:
-                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=40)  # type: ignore[misc]
+                wait_until(lambda w=worker: not w.running, description=f"{cell.title} to end", timeout_s=90)  # type: ignore[misc]
             elif cell.ends is False:
                 assert worker.running, cell.title
 

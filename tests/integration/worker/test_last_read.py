@@ -169,7 +169,7 @@ def test_a_stopping_worker_takes_nothing_more_while_a_task_runs_on(
     holds_for(lambda: lane.redis.llen("celery") == 1, description="nobody to take it", duration_s=0.3)
     assert lane.count("done") == 0, "the tasks were over before anything was shown"
     lane.redis.delete("celery")
-    assert [worker.wait(timeout_s=30) for worker in workers] == [0] * len(POOLS)
+    assert [worker.wait(timeout_s=90) for worker in workers] == [0] * len(POOLS)
     lane.wait_done(len(POOLS))
     assert [lane.log(f"long{n}") for n in range(len(POOLS))] == [[0]] * len(POOLS)
     lane.assert_at_rest()

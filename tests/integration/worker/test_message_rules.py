@@ -45,7 +45,7 @@ class Rules(LaneUnderTest):
         def found() -> list[dict[str, str]]:
             return [one for one in self.dead_letters() if one["message_id"] == message_id]
 
-        [letter] = wait_until(found, description=f"the dead letter of {message_id}", timeout_s=30)
+        [letter] = wait_until(found, description=f"the dead letter of {message_id}", timeout_s=90)
         return letter
 
 
@@ -150,7 +150,7 @@ def test_a_ticket_with_a_higher_priority_is_handled_before_those_that_wait_longe
     for n in range(5):
         lane.add(f"high{n}", "0.02", priority=5)
     lane.start()
-    wait_until(lambda: lane.count("done") == 45, description="all messages to end", timeout_s=30)
+    wait_until(lambda: lane.count("done") == 45, description="all messages to end", timeout_s=90)
     done: Any = lane.redis.execute_command("KEYS", "ended:*")
     assert len(done) == 45
     # The leader read all of them before the worker came.

@@ -57,7 +57,7 @@ def test_no_end_of_a_task_ends_a_worker_or_holds_up_another_ticket(
             lane.push(f"{task} {end}", "sound", task=task)
             lane.push("healthy", f"{task} {end}", task=task)
 
-    lane.wait_done(6 * len(ends), timeout_s=60)
+    lane.wait_done(6 * len(ends), timeout_s=180)
 
     assert worker.running
     assert master.running
@@ -93,7 +93,7 @@ def test_a_task_that_ends_its_process_is_charged_also_where_that_is_the_whole_wo
         if not worker.running:
             worker.start()
             lives += 1
-    lane.wait_done(10, timeout_s=60)
+    lane.wait_done(10, timeout_s=180)
 
     assert master.running
     # As many lives as attempts, and one more; and one for each end with another message beside it: whose was it?
@@ -138,7 +138,7 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     worker.terminate()
     lane.worker("w2", "--concurrency=1")
 
-    lane.wait_done(3, timeout_s=30)
+    lane.wait_done(3, timeout_s=90)
 
     [letter] = lane.dead_letters()
     assert (letter["message_id"], letter["reason"]) == (
@@ -159,6 +159,6 @@ def test_the_end_of_a_pool_process_is_noticed_at_once(
         lane.push(f"{n}", "leaves", task="odd.ends")
     # Eight processes end. Celery alone notices most of these ends at its timer, up to 5 s later.
     began = time.monotonic()
-    lane.wait_done(5, timeout_s=60)
+    lane.wait_done(5, timeout_s=180)
     assert len(lane.dead_letters()) == 4
     assert time.monotonic() - began < 10

@@ -84,7 +84,7 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: L
 
     lane.wait_done(6)
 
-    assert going.wait(timeout_s=30) == 0
+    assert going.wait(timeout_s=90) == 0
     assert [lane.log(f"long{ticket}") for ticket in range(6)] == [[0]] * 6
     assert lane.count("failed") == 0
     lane.assert_no_overlap()

@@ -93,7 +93,7 @@ def test_any_sequence_of_ends_keeps_order_and_attempts(
     wait_until(
         lambda: sum(lane.count(name) for name in ("done", "dropped", "dead")) == 300,
         description="all messages to end",
-        timeout_s=60,
+        timeout_s=180,
     )
 
     seen = {t: [json.loads(one) for one in _strings(lane.redis.lrange(f"seen:{t}", 0, -1))] for t in plan}

@@ -64,7 +64,7 @@ def test_each_delivery_is_reported_once_and_an_error_only_if_it_is_the_last(
     wait_until(
         lambda: sum(lane.count(name) for name in ("done", "dropped", "dead")) == TICKETS * EACH,
         description="all messages to end",
-        timeout_s=60,
+        timeout_s=180,
     )
 
     def reports() -> list[Any]:

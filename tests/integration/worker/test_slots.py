@@ -49,7 +49,7 @@ def open_gate(lane: LaneUnderTest, gate: str, done: int) -> None:
 def tell(lane: LaneUnderTest, worker: WorkerNode, command: str, **arguments: int) -> None:
     """Sends a command of Celery's remote control. A worker is registered a moment before it listens to that."""
     control = Celery(broker=lane.server.url).control
-    wait_until(lambda: control.ping([worker.hostname()], timeout=1), description="the worker to listen", timeout_s=30)
+    wait_until(lambda: control.ping([worker.hostname()], timeout=1), description="the worker to listen", timeout_s=90)
     to = {"destination": [worker.hostname()], "reply": True, "timeout": 10, "limit": 1}
     [reply] = control.broadcast(command, arguments=arguments, **to)
     assert "ok" in reply[worker.hostname()]
@@ -149,7 +149,7 @@ def test_a_pool_whose_processes_hang_at_their_start_delays_no_ticket(lane: LaneU
     for n in range(3):
         lane.push("A", {"n": n})
 
-    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that no process starts", timeout_s=30)
+    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that no process starts", timeout_s=90)
     other = lane.worker("w2", "--concurrency=1", COUNTER_LEDGER=str(lane.ledger / ".."))
     lane.wait_done(done + 3)
 
@@ -158,7 +158,7 @@ def test_a_pool_whose_processes_hang_at_their_start_delays_no_ticket(lane: LaneU
     assert "2 of 2 pool processes" in worker.logs()
     other.terminate()
     hang.unlink()
-    wait_until(lambda: slots(lane, worker) == 2, description="the worker to tell that its pool started", timeout_s=30)
+    wait_until(lambda: slots(lane, worker) == 2, description="the worker to tell that its pool started", timeout_s=90)
     lane.push("A", {"n": 3})
     lane.wait_done(done + 4)
     lane.assert_at_rest()

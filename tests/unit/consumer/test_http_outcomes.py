@@ -184,7 +184,7 @@ def test_errors_that_are_too_large_together_are_all_acknowledged(url: str, stub:
     running = threading.Thread(target=consumer.run, daemon=True)
     running.start()
     try:
-        wait_until(lambda: len(stub.outcomes) == count, description="all outcomes", timeout_s=60)
+        wait_until(lambda: len(stub.outcomes) == count, description="all outcomes", timeout_s=180)
     finally:
         consumer.stop()
         running.join(30)
