@@ -259,7 +259,7 @@ def kills_worker(self: Any, ticket_id: str, payload: Any) -> None:
     """
     with ledger(self, ticket_id, payload):
         if payload.get("unnoticed"):
-            # Here, since an image for containers has only what most tasks need.
+            # Imported here: the image that containers are made from has no psutil.
             import psutil
 
             for process in psutil.Process(os.getppid()).children():

@@ -134,7 +134,7 @@ def default_redis_broker_image() -> str:
 
 @pytest.fixture
 def default_redis_broker_command() -> Sequence[str]:
-    """Keeps its data over a restart, as a lane needs it and as `bridge_server` does. pytest-celery's would not."""
+    """The command of a server that keeps its data over a restart, as `bridge_server` does. pytest-celery's does not."""
     return (
         "redis-server", "--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction", "--protected-mode",
         "no",

@@ -25,6 +25,9 @@ TOKEN = "a-token-of-22-characters-or-more"
 #: An engine that has no layer of the images yet builds them from the package index.
 BUILD_S = 1800
 
+# The first test builds one image, the second one builds the other.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * BUILD_S)]
+
 
 class Composed:
     """The project of the compose file, with ports and volumes of its own."""
@@ -93,7 +96,6 @@ def composed() -> Iterator[Composed]:
         composed.run("--profile=*", "down", "--volumes", "--timeout=5")
 
 
-@pytest.mark.long
 def test_flower_and_the_port_for_http_answer(composed: Composed) -> None:
     assert composed.get("FLOWER_PORT", "/healthcheck") == (200, b"OK")
     assert composed.get("HTTP_PORT", "/api/health")[0] == 200
@@ -102,9 +104,7 @@ def test_flower_and_the_port_for_http_answer(composed: Composed) -> None:
     assert composed.get("HTTP_PORT", "/api/status", TOKEN)[0] == 200
 
 
-@pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(2 * BUILD_S)
 def test_the_stack_loses_nothing_over_the_death_of_a_worker_and_stops_in_order(composed: Composed) -> None:
     assert [len(composed.containers(name)) for name in ("valkey", "master", "worker", "flower")] == [1, 2, 3, 1]
     assert "pushed 20,000 messages" in composed.run("run", "--rm", "--build", "spark", timeout_s=BUILD_S)
