@@ -17,8 +17,8 @@ _ACKNOWLEDGE = Script("acknowledge")
 _HEARTBEAT = Script("heartbeat")
 _LEAVE = Script("leave")
 
-#: How many acknowledged messages of an incarnation are remembered in each lane.
-REMEMBERED = 256
+#: How many acknowledged messages of an incarnation are remembered in each lane, at least all of one call.
+REMEMBERED = 1000
 
 
 class Enlisting(NamedTuple):

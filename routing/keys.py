@@ -219,8 +219,9 @@ class LaneKeys:
         return f"{self.prefix}:given:{incarnation}"
 
     def acknowledged(self, incarnation: str) -> str:
-        """Sorted set with PX, ``<message id> <fence> <kind>`` by fence: the last messages that an HTTP consumer has
-        acknowledged, so that a call that is repeated gets the same answer. It lives as long as the lease. Bounded.
+        """Sorted set with PX, ``<message id> <fence> <kind>`` -> Unix time in us: the messages that an HTTP consumer
+        has acknowledged last, so that a call that is repeated gets the same answer. It lives as long as the lease.
+        Bounded.
         """
         return f"{self.prefix}:acknowledged:{incarnation}"
 

@@ -5,6 +5,7 @@
 - A duration has the unit that fits. From a minute on it has two units, and is rounded to the smaller one.
 - A number of bytes has the unit that fits, by 1,024.
 - A rate is per second. One that is below one per second is per minute, hour or day.
+- A moment is in the zone of this machine. Not every id of a message is a time: one that is no date stays in ms.
 - A dash stands where there is no number.
 
 Python's own formatting rounds: to the nearest, and from exactly half to the even neighbour. Output for programs (JSON)
@@ -12,6 +13,9 @@ has plain numbers. It is in `routing` because `bridge` and `spark` both import t
 """
 
 from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
 
 #: Shown where there is no number.
 NONE = "\N{EN DASH}"
@@ -57,6 +61,14 @@ def duration(ms: float | None) -> str:
         return _two(hours, "h", minutes, "min")
     days, hours = divmod(round(seconds / 3600), 24)
     return _two(days, "d", hours, "h")
+
+
+def moment(unix_ms: float, unit: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """``2026-11-27 08:30:00+01:00``; ``unit``: the smallest one that is shown."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=unit)
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_ms:.0f} ms"
 
 
 def data_size(number: int | None) -> str:

@@ -14,7 +14,7 @@ from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, row_document
 from bridge.cli.terminal import echo_error, echo_json
 from bridge.routing.history import What
-from bridge.routing.numbers import count, duration
+from bridge.routing.numbers import count, duration, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
 
@@ -231,9 +231,4 @@ def _cells(row: Delivery) -> tuple[Any, ...]:
 
 def _clock(ms: float) -> str:
     """``ms`` as local date and time with milliseconds; '' for 0."""
-    if not ms:
-        return ""
-    try:
-        return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
-    except (OverflowError, ValueError, OSError):
-        return "?"  # not every id is a time
+    return moment(ms, "milliseconds")[:23] if ms else ""

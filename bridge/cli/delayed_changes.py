@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.delayed_view import filters, searching, selection_of, table, when
+from bridge.cli.delayed_view import filters, searching, selection_of, table
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
 from bridge.cli.refusals import ROWS, fail_for, list_refused
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
-from bridge.routing.numbers import count
+from bridge.routing.numbers import count, moment
 from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ChangeRequest:
             console().print(table(found[:ROWS], self._now_ms))
         if len(found) > ROWS:
             click.echo(f"… and {len(found) - ROWS:,} more")
-        until = "" if self._due_ms is None else f" to {when(self._due_ms)}"
+        until = "" if self._due_ms is None else f" to {moment(self._due_ms)}"
         click.echo(f"would {self._verb} {count(len(found), 'delayed message')}{until}")
 
     def _report(self, found: Sequence[DelayedMessage], done: int, bad: Sequence[Change]) -> None:
@@ -156,7 +156,7 @@ class ChangeRequest:
             )
         elif not bad or len(found) > 1:
             list_refused(refused, self._participle, ROWS)
-            until = "" if self._due_ms is None else f" to {when(self._due_ms)}"
+            until = "" if self._due_ms is None else f" to {moment(self._due_ms)}"
             click.echo(f"{self._participle} {count(done, 'delayed message')}{until}")
         fail_for(refused, len(found), "delayed message", self._participle)
 

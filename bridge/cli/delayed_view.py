@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bridge.cli.parameters import NON_EMPTY, TICKET_ID, with_options
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.numbers import count, duration
+from bridge.routing.numbers import count, duration, moment
 from bridge.routing.terminal import Part, ProgressDisplay, console
 from bridge.routing.text import one_line, printable
 
@@ -113,7 +113,7 @@ def table(messages: Iterable[DelayedMessage], now_ms: int) -> Table:
             one.id,
             "(deleted)" if one.ticket_id is None else one_line(one.ticket_id, 40),
             one_line(one.task or "(none)", 40),
-            when(one.due_ms),
+            moment(one.due_ms),
             due_in(one, now_ms).removeprefix("in "),
             one.mode.value,
         )
@@ -124,11 +124,3 @@ def due_in(message: DelayedMessage, now_ms: int) -> str:
     """How long it is until ``message`` is due."""
     left = message.due_ms - now_ms
     return f"in {duration(left)}" if left > 0 else "now"
-
-
-def when(at_ms: int) -> str:
-    """A time, in the zone of this machine."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{at_ms} ms"

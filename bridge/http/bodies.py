@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import orjson
@@ -16,6 +16,8 @@ from bridge.producer.names_twice import name_twice
 JSON = "application/json"
 #: orjson reads a number that is too large for 64 bits as a float. Such digits may also be in a string.
 _DIGITS = re.compile(rb"[0-9]{19}")
+#: Most members of an object that is not a payload. The validation makes an error of each unknown one.
+MOST_MEMBERS = 100
 
 
 def json_of(raw: bytes) -> Any:
@@ -37,6 +39,13 @@ def pushed_json(raw: bytes) -> Any:
     if (name := name_twice(raw.decode(), found)) is not None:
         raise Problem(400, f"the body has an object with the key {name!r:.100} twice")
     return found
+
+
+def check_members(forms: Iterable[Any]) -> None:
+    """Raises `Problem` (400) when an object among ``forms`` has more members than any that the interface knows."""
+    for form in forms:
+        if isinstance(form, dict) and len(form) > MOST_MEMBERS:
+            raise Problem(400, f"an object in the body has {len(form):,} members, and the most is {MOST_MEMBERS}")
 
 
 def _rounded(value: Any) -> float | None:
@@ -69,7 +78,12 @@ def require_json(request: Request) -> None:
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        return json_of(await self.body())
+        found = json_of(await self.body())
+        check_members([found])
+        if isinstance(found, dict):
+            for value in found.values():
+                check_members(value if isinstance(value, list) else [value])
+        return found
 
 
 class JsonRoute(APIRoute):

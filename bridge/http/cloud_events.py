@@ -24,6 +24,8 @@ STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 VERSION = "1.0"
 _HEADER = "ce-"
+#: The last moment that the attribute ``time`` can name, in Unix ms. Not every id of a message is a time.
+LAST_MS = 253_402_300_799_999
 #: The attributes that an event must have, and the one that names its ticket.
 REQUIRED = ("specversion", "id", "source", "type", "partitionkey")
 
@@ -59,12 +61,11 @@ def checked(events: Any) -> Sequence[Mapping[str, Any]]:
     return events
 
 
-def key_of(events: Iterable[Mapping[str, Any]]) -> str:
-    """The idempotency key of events: the same events, sent again, have the same."""
+def key_of(event: Mapping[str, Any]) -> str:
+    """The idempotency key of an event: the same one, sent again, has the same, in whatever batch it comes."""
     seen = hashlib.sha256()
-    for event in events:
-        for name in ("source", "id"):
-            seen.update(event[name].encode(errors="surrogatepass") + b"\0")
+    for name in ("source", "id"):
+        seen.update(event[name].encode(errors="surrogatepass") + b"\0")
     return f"cloudevents {seen.hexdigest()}"
 
 
@@ -80,14 +81,12 @@ def events_of(given: Iterable[Given], stream: str, deadline_ms: int) -> bytes:
 
 def _event_of(given: Given, stream: str, deadline_ms: int) -> dict[str, Any]:
     """What belongs to the delivery, such as the fence, is in attributes of their own: an acknowledgement needs it."""
-    ms, _, _ = given.message_id.partition("-")
     event: dict[str, Any] = {
         "specversion": VERSION,
         "id": given.message_id,
         "source": f"/streams/{quote(stream, safe='')}",
         "type": given.task,
         "partitionkey": given.ticket,
-        "time": datetime.fromtimestamp(int(ms) / 1000, UTC).isoformat(timespec="milliseconds"),
         "datacontenttype": "application/json",
         # Integers of CloudEvents have 32 bits.
         "fence": str(given.fence),
@@ -96,6 +95,9 @@ def _event_of(given: Given, stream: str, deadline_ms: int) -> dict[str, Any]:
         # As the producer wrote it.
         "data": orjson.Fragment(given.payload),
     }
+    ms = int(given.message_id.partition("-")[0])
+    if ms <= LAST_MS:
+        event["time"] = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     if given.lost is not None:
         event["lostattempt"] = orjson.dumps(lost_document(given.lost)).decode()
     if given.own is not None:

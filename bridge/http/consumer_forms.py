@@ -21,10 +21,12 @@ def _plain(text: str) -> str:
     return text
 
 
+#: The form of a message id, in all layouts of a stream.
+MESSAGE_ID = r"^[0-9]{1,20}-[0-9]{1,20}(@(g[0-9]{1,10})?p[0-9]{1,4})?$"
 #: A consumer's name is a part of key names and of paths.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,199}$")]
 Incarnation = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-MessageId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}-[0-9]{1,20}(@(g[0-9]{1,10})?p[0-9]{1,4})?$")]
+MessageId = Annotated[str, StringConstraints(pattern=MESSAGE_ID)]
 Fence = Annotated[int, Field(strict=True, ge=1, lt=LARGEST)]
 Task = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_plain)]
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from bridge.app.lanes import names_of_subscriptions, unsplit_lanes_of
 from bridge.http import cloud_events
 from bridge.http.access import Caller, Verb
-from bridge.http.bodies import JSON, media_type_of, pushed_json, require_json
+from bridge.http.bodies import JSON, check_members, media_type_of, pushed_json, require_json
 from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
-from bridge.producer.push import apush_many
+from bridge.producer.push import apush_each, apush_many
 from bridge.routing.errors import PayloadError
 from bridge.routing.message_options import HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
 from bridge.routing.messages import MAX_TASK_BYTES
@@ -81,7 +81,9 @@ class Pushed(BaseModel):
     message_ids: list[str] = Field(description="The ids of the messages, in the order in which they were sent.")
 
 
-_ONE_OR_MANY: TypeAdapter[NewMessage | list[NewMessage]] = TypeAdapter(NewMessage | list[NewMessage])
+#: A body may have two million wrong items. The first one is enough.
+_ONE: TypeAdapter[NewMessage] = TypeAdapter(NewMessage)
+_MANY: TypeAdapter[list[NewMessage]] = TypeAdapter(Annotated[list[NewMessage], FailFast()])
 _MESSAGE = {"$ref": "#/components/schemas/NewMessage"}
 _EVENT: dict[str, Any] = {
     "type": "object",
@@ -134,29 +136,31 @@ async def push(
     All are checked before the first is added. The messages of one request are for one task. They go in parts of up to
     500 messages or 1 MiB, each added whole or not at all. On 503 the member `message_ids` names those that are in for
     certain. With an `Idempotency-Key` the same request can be sent again: what is in is not added again, and the answer
-    has the same ids. A CloudEvent needs no key, since `source` and `id` are one.
+    has the same ids. A CloudEvent needs no key, since `source` and `id` are one: each event of a batch is added on its
+    own, unless it is in.
     """
-    messages, key = await _read(request, idempotency_key)
-    if not 0 < len(messages) <= MOST:
-        raise Problem(400, f"one request must have 1 to {MOST:,} messages, not {len(messages):,}")
+    messages, keys = await _read(request)
     name = _task_of(site.app, messages, task)
     _authorise(site.app, caller, name)
     try:
         rows = [(message.ticket_id, message.payload, message.options()) for message in messages]
-        found = await apush_many(site.app, name, rows, idempotency_key=key, options=NONE)
+        if keys and idempotency_key is None:
+            found = await apush_each(site.app, name, rows, keys)
+        else:
+            found = await apush_many(site.app, name, rows, idempotency_key=idempotency_key, options=NONE)
     except PayloadError as exc:
-        if key is not None and "pushed under the idempotency key" in str(exc):
+        if "pushed under the idempotency key" in str(exc):
             raise Problem(409, str(exc)) from None
         raise
     return Pushed(message_ids=found)
 
 
-async def _read(request: Request, key: str | None) -> tuple[Sequence[NewMessage], str | None]:
-    """The messages of a request, and its idempotency key."""
+async def _read(request: Request) -> tuple[Sequence[NewMessage], Sequence[str]]:
+    """The messages of a request, and of events the idempotency key of each."""
     media_type = media_type_of(request)
     if media_type in (cloud_events.STRUCTURED, cloud_events.BATCHED):
         found = pushed_json(await request.body())
-        events = cloud_events.checked(found if media_type == cloud_events.BATCHED else [found])
+        events = cloud_events.checked(_few(found) if media_type == cloud_events.BATCHED else [found])
     elif cloud_events.is_binary(request.headers):
         raw = await request.body()
         if raw:
@@ -164,20 +168,24 @@ async def _read(request: Request, key: str | None) -> tuple[Sequence[NewMessage]
         events = cloud_events.checked([cloud_events.binary_event(request.headers, pushed_json(raw) if raw else None)])
     else:
         require_json(request)
-        return _messages(pushed_json(await request.body())), key
-    if key is None and events:
-        key = cloud_events.key_of(events)
-    return [_of_event(event) for event in events], key
+        return _messages(pushed_json(await request.body())), ()
+    return [_of_event(event) for event in events], [cloud_events.key_of(event) for event in events]
+
+
+def _few(document: Any) -> Any:
+    """``document``, unless it is a list of no or too many messages: before anything is made of each."""
+    if isinstance(document, list) and not 0 < len(document) <= MOST:
+        raise Problem(400, f"one request must have 1 to {MOST:,} messages, not {len(document):,}; nothing was pushed")
+    return document
 
 
 def _messages(document: Any) -> Sequence[NewMessage]:
     many = isinstance(document, list)
-    kind: Any = list[NewMessage] if many else NewMessage
+    check_members(_few(document) if many else [document])
     try:
-        found = TypeAdapter(kind).validate_python(document)
+        return _MANY.validate_python(document) if many else [_ONE.validate_python(document)]
     except ValidationError as exc:
         raise _malformed(exc, many=many) from None
-    return found if many else [found]
 
 
 def _malformed(exc: ValidationError, *, many: bool) -> Problem:

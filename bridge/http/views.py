@@ -18,12 +18,13 @@ from bridge.app.finding import reach_lanes
 from bridge.app.lanes import newest_lanes_of, subscriptions_of
 from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON
+from bridge.http.consumer_forms import MESSAGE_ID
 from bridge.http.problems import Problem, documented, unavailable
 from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import Advice
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
-from bridge.inspect.delayed import Mode, Selection, count_of, now_ms_of
+from bridge.inspect.delayed import Mode, Place, Selection, count_of, now_ms_of
 from bridge.inspect.delayed import read_page as delayed_page
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
@@ -57,8 +58,8 @@ MOST = 1000
 #: The latest time that a sorted set keeps exactly.
 MOST_MS = 2**53
 
-#: The form of a message id.
-MESSAGE_ID = r"^[0-9]{1,19}-[0-9]{1,19}(@p[0-9]{1,4})?$"
+#: A place among the delayed messages: when one is due, and its id.
+DELAYED_PLACE = r"^[0-9]{1,16}:" + MESSAGE_ID.removeprefix("^")
 
 _threads = ThreadPoolExecutor(THREADS, "bridge-http-view")
 _waiting = 0
@@ -171,15 +172,21 @@ async def delayed(
         int | None, Query(ge=0, le=MOST_MS, description="Only due at this time (Unix ms) or later.")
     ] = None,
     before_ms: Annotated[int | None, Query(ge=0, le=MOST_MS, description="Only due by this time (Unix ms).")] = None,
+    after: Annotated[str | None, Query(pattern=DELAYED_PLACE, description="`next` of the page before.")] = None,
     limit: Limit = 100,
 ) -> Response:
-    """What is due next comes first. `more` says whether others follow: then send the last `due_ms` as `after_ms`."""
+    """One page; what is due next comes first. `next` says where the next page begins; null: this is the last."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
         now_ms = now_ms_of(redis)
-        page = delayed_page(redis, lanes, Selection(ticket, task, after_ms, before_ms, mode), limit)
+        behind = None if after is None else Place.of_text(after)
+        page = delayed_page(redis, lanes, Selection(ticket, task, after_ms, before_ms, mode, behind), limit)
         found = [message.summary(now_ms) for message in page.found]
-        return {"total": count_of(redis, lanes, Selection()), "more": page.last is not None, "messages": found}
+        return {
+            "total": count_of(redis, lanes, Selection()),
+            "next": page.last and page.last.place.text,
+            "messages": found,
+        }
 
     return await _view(site, caller, subscription, read)
 

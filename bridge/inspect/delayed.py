@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -56,6 +56,11 @@ class DelayedMessage:
     mode: Mode
     fields: tuple[bytes, ...]
     default_task: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Its place among the delayed messages."""
+        return Place.of(self.id, self.due_ms)
 
     @property
     def ticket_id(self) -> str | None:
@@ -111,15 +116,45 @@ class DelayedMessage:
         return self.fields[2 * names.index(name) + 1] if name in names else None
 
 
+class Place(NamedTuple):
+    """A place in the order in which messages are due. The next page begins behind it.
+
+    Many messages may be due in one millisecond, and two partitions may have messages of one stream id.
+    """
+
+    due_ms: int
+    stream_id: tuple[int, int]
+    id: str
+
+    @classmethod
+    def of(cls, id_: str, due_ms: int) -> Place:
+        """The place of a message."""
+        return cls(due_ms, id_key(stream_id(id_)), id_)
+
+    @classmethod
+    def of_text(cls, text: str) -> Place:
+        """The place that ``text`` names, as `text` has it."""
+        due_ms, _, id_ = text.partition(":")
+        return cls.of(id_, int(due_ms))
+
+    @property
+    def text(self) -> str:
+        """The place as one word."""
+        return f"{self.due_ms}:{self.id}"
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Selects delayed messages. None: any. ``after_ms`` and ``before_ms``: due in this time, both included."""
+    """Selects delayed messages. None: any. ``after_ms`` and ``before_ms``: due in this time, both included. ``behind``:
+    those that come behind this place.
+    """
 
     ticket: str | None = None
     task: str | None = None
     after_ms: int | None = None
     before_ms: int | None = None
     mode: Mode | None = None
+    behind: Place | None = None
 
     @property
     def reads_entries(self) -> bool:
@@ -234,7 +269,7 @@ def find_delayed(redis: Redis, lane: AppLane, message_id: str) -> DelayedMessage
 
 
 def _in_order(sources: Sequence[Iterator[DelayedMessage]]) -> Iterator[DelayedMessage]:
-    return merge(*sources, key=lambda one: (one.due_ms, id_key(stream_id(one.id))))
+    return merge(*sources, key=lambda one: one.place)
 
 
 def _of_lane(
@@ -247,6 +282,7 @@ def _of_lane(
 ) -> Iterator[DelayedMessage]:
     """The lane's messages of one mode that are due in the selection's time, soonest first, a page at a time."""
     low, high = _bounds(selection)
+    behind = selection.behind
     key, stream = _index(lane, mode), lane.stream
     size, read, held = FIRST_PAGE, 0, 0
     # Where the next page begins: a due time, and how many messages of this time were read.
@@ -254,12 +290,14 @@ def _of_lane(
     while True:
         page: Any = redis.execute_command("ZRANGEBYSCORE", key, score, high, "WITHSCORES", "LIMIT", offset, size)
         found = [(id_of_member(one.decode()), int(due)) for one, due in _pairs(page)]
+        # A page may begin in the middle of many that are due at one time. The entries of those before it are not read.
+        wanted = [one for one in found if behind is None or Place.of(f"{one[0]}{suffix}", one[1]) > behind]
         with redis.pipeline(transaction=False) as pipe:
-            for id_, _ in found:
+            for id_, _ in wanted:
                 pipe.execute_command("XRANGE", stream, id_, id_)
             entries = pipe.execute()
         on_page(len(found))
-        for (id_, due_ms), entry in zip(found, entries, strict=True):
+        for (id_, due_ms), entry in zip(wanted, entries, strict=True):
             fields = tuple(entry[0][1]) if entry else ()
             held += sum(map(len, fields))
             yield DelayedMessage(f"{id_}{suffix}", due_ms, mode, fields, lane.default_task)
@@ -279,6 +317,8 @@ def _index(lane: LaneSettings, mode: Mode) -> str:
 
 def _bounds(selection: Selection) -> tuple[str, str]:
     low, high = selection.after_ms, selection.before_ms
+    if selection.behind is not None:
+        low = max(selection.behind.due_ms, low or 0)
     return "-inf" if low is None else str(low), "+inf" if high is None else str(high)
 
 

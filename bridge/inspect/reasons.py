@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from bridge.inspect.advice import NOT_OF_AN_APP, Advice
 from bridge.inspect.delayed import Mode
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing.history import What
-from bridge.routing.numbers import count, duration
+from bridge.routing.numbers import count, duration, moment
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -139,14 +138,7 @@ def _delayed(found: TicketFacts) -> str:
     if left <= 0:
         return f"message {message.id} was delayed, and is due now"
     more = f"; {_many(found.delayed, 'message')} delayed in all" if found.delayed.count > 1 else ""
-    return f"delayed until {_when(message.due_ms)}, in {duration(left)}: message {message.id}; {does}{more}"
-
-
-def _when(at_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{at_ms} ms"
+    return f"delayed until {moment(message.due_ms)}, in {duration(left)}: message {message.id}; {does}{more}"
 
 
 def _retry(found: TicketFacts, retry: Retry, commands: Advice) -> str:

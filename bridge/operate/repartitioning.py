@@ -13,7 +13,6 @@ any moment and run again.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from bridge.operate.deleting import LanesOfStream, StillUsed, delayed_among, lanes_on
@@ -21,7 +20,7 @@ from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import claim_layout
-from bridge.routing.numbers import count
+from bridge.routing.numbers import count, moment
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
@@ -119,7 +118,7 @@ def kept(redis: Redis, stream: str, layout: Layout, keep_s: float | None) -> str
     until = newest / 1000 + keep_s
     if until <= redis.time()[0]:
         return ""
-    at = datetime.fromtimestamp(until, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    at = moment(until * 1000)
     return f"the old partitions keep their done entries until {at} (bridge_retention): run this again then"
 
 

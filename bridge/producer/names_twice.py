@@ -25,9 +25,14 @@ def name_twice(text: str, found: Any) -> str | None:
     doubled: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            doubled.append(next(name for at, name in enumerate(names) if name in names[:at]))
+        if doubled:
+            return
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                doubled.append(name)
+                return
+            names.add(name)
 
     # Text that is nested too deeply for this parser is refused later, with its payload.
     with suppress(RecursionError):

@@ -14,7 +14,7 @@ Contract:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -26,7 +26,7 @@ from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_byt
 from bridge.producer.options import Past, checked_options
 from bridge.producer.parts import Part, Row, checked_messages, part_of, parts_of
 from bridge.routing import producing
-from bridge.routing.errors import ConfigurationError, OptionError, ServerUnavailable
+from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.routing.layouts import claimed_layout, layout_of, lost_layout
 from bridge.routing.return_codes import text_of
 
@@ -116,7 +116,15 @@ async def apush_many(
     options: Mapping[str, Any],
 ) -> list[str]:
     """As `push_many`, for asyncio."""
-    push = _Push.of(app, task, messages, idempotency_key, options)
+    return await _asend(app, _Push.of(app, task, messages, idempotency_key, options))
+
+
+async def apush_each(app: Celery, task: str, messages: Iterable[Row], idempotency_keys: Sequence[str]) -> list[str]:
+    """As `apush_many`, but each message has an idempotency key of its own, and is added in a step of its own."""
+    return await _asend(app, _Push.of_each(app, task, messages, idempotency_keys))
+
+
+async def _asend(app: Celery, push: _Push) -> list[str]:
     exchange = push.exchange()
     call = next(exchange, None)
     while call is not None:
@@ -135,11 +143,16 @@ async def apush_many(
 class _Push:
     """One push: its parts, and the ids of the messages that are in."""
 
-    def __init__(self, app: Celery, task: str, parts: list[Part], total: int, key: str | None) -> None:
+    def __init__(
+        self, app: Celery, task: str, parts: list[Part], total: int, key: str | None, keys: Sequence[str] = ()
+    ) -> None:
         self.settings: Settings = app.bridge.settings
         self._bridge: Any = app.bridge
         self._task = task
-        self._key = key
+        #: The idempotency keys of the parts, or one for all.
+        self._keys: Sequence[str | None] = keys or [key] * len(parts)
+        #: The number of messages of one idempotency key.
+        self._together = 1 if keys else total
         self.ids: list[str] = []
         self._parts = parts
         self.total = total
@@ -159,6 +172,20 @@ class _Push:
             return push
         return cls(app, task, *parts_of(messages, largest, options, past), key)
 
+    @classmethod
+    def of_each(cls, app: Celery, task: str, messages: Iterable[Row], keys: Sequence[str]) -> _Push:
+        """As `of`, with a key for each message."""
+        found = checked_messages(messages, app.bridge.settings.lane.max_payload)
+        keys = [checked_key(key) for key in keys]
+        if app.conf.task_always_eager:
+            push = cls(app, task, [], 0, None)
+            for message, key in zip(found, keys, strict=True):
+                push.ids += app.bridge.eager.push(task, [message], key)
+            return push
+        raw = ((ticket.encode(), content, values) for ticket, content, values in found)
+        parts = [part_of(0, [len(ticket), ticket, len(content), content], values) for ticket, content, values in raw]
+        return cls(app, task, parts, len(parts), None, keys)
+
     def exchange(self) -> Generator[bytes, Any]:
         """The calls to send, each after the reply to the one before. It takes the replies, and the ids in them.
 
@@ -169,15 +196,15 @@ class _Push:
         if self._parts and layout.partitions > 1 and not layout.text:
             # The first push of this process.
             layout = yield from self._claim(stream)
-        for part in self._parts:
-            reply = yield part.call(stream, layout, self._task, self._key, self.total)
+        for part, key in zip(self._parts, self._keys, strict=True):
+            reply = yield part.call(stream, layout, self._task, key, self._together)
             while (stored := producing.stored_layout_in(reply)) is not None:
                 layout = yield from self._other_layout(stream, layout, stored)
-                reply = yield part.call(stream, layout, self._task, self._key, self.total)
+                reply = yield part.call(stream, layout, self._task, key, self._together)
             try:
-                self.ids += producing.ids_in(reply, self._key or "")
-            except OptionError as exc:
-                raise OptionError(f"{exc}; {rest_of(self.ids, self.total)}") from None
+                self.ids += producing.ids_in(reply, key or "")
+            except PayloadError as exc:
+                raise type(exc)(f"{exc}; {rest_of(self.ids, self.total)}") from None
 
     def _other_layout(self, stream: str, known: Layout, stored: bytes) -> Generator[bytes, Any, Layout]:
         """The layout to go by after a call with ``known`` was refused. ``stored``: b"" is none.

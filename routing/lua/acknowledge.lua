@@ -7,7 +7,8 @@
 -- Returns: a list with a code for each message: 'OK'; 'AGAIN': the same outcome was written before; 'CHANGED': another
 --          outcome was written before; 'STALE': the fence is not the current one; 'UNKNOWN': the incarnation was not
 --          given this message, or has acknowledged it long ago; 'LATE': a lease is over. Only 'OK' wrote an outcome.
--- Keeps: I4, I5. Bound: O(messages times lanes); of one that is refused: O(messages given and remembered).
+-- Of the acknowledged messages those are remembered that were acknowledged last. One with a low fence may be the last.
+-- Keeps: I4, I5. Bound: O(messages times lanes + messages given and remembered).
 
 local codes = {}
 local over = false
@@ -28,22 +29,32 @@ local function value_of(id, fence)
   end
 end
 
-local function before(id, fence, kind)
-  -- The code for a message that was not given, or is not given any more.
-  local found
+local deliveries, known
+
+local function look()
+  -- Reads what is given and remembered, once. What this call acknowledges is in it, too.
+  deliveries, known = {}, {}
   for k = 0, #KEYS - 1, 5 do
     for _, one in ipairs(redis.call('ZRANGE', KEYS[k + 3], 0, -1)) do
-      local known, with, as = string.match(one, '^(%S+) (%S+) (%S+)')
-      if known == id and with == fence then
-        return as == kind and 'AGAIN' or 'CHANGED'
-      end
-      found = found or known == id
+      local id, fence, kind = string.match(one, '^(%S+) (%S+) (%S+)')
+      known[id], deliveries[id .. ' ' .. fence] = true, kind
     end
     for _, value in ipairs(redis.call('HVALS', KEYS[k + 2])) do
-      found = found or string.sub(value, 1, #id + 1) == id .. ' '
+      known[string.match(value, '^%S+')] = true
     end
   end
-  return found and 'STALE' or 'UNKNOWN'
+end
+
+local function before(id, fence, kind)
+  -- The code for a message that was not given, or is not given any more.
+  if not deliveries then
+    look()
+  end
+  local as = deliveries[id .. ' ' .. fence]
+  if as then
+    return as == kind and 'AGAIN' or 'CHANGED'
+  end
+  return known[id] and 'STALE' or 'UNKNOWN'
 end
 
 for m = 1, tonumber(ARGV[3]) do
@@ -70,7 +81,10 @@ for m = 1, tonumber(ARGV[3]) do
       local service_ms = math.max(0, now_us - tonumber(given_us)) / 1000
       local started = string.match(id, '^[^@]*') .. '",' .. fence .. ',"' .. kind .. '",'
       table.insert(outcomes[k], '["' .. started .. string.format('%.3f', service_ms) .. ',' .. given_us .. rest .. ']')
-      redis.call('ZADD', KEYS[k + 3], fence, id .. ' ' .. fence .. ' ' .. kind)
+      redis.call('ZADD', KEYS[k + 3], now_us, id .. ' ' .. fence .. ' ' .. kind)
+      if deliveries then
+        known[id], deliveries[id .. ' ' .. fence] = true, kind
+      end
       codes[m] = 'OK'
     end
   end

@@ -62,6 +62,13 @@ for k = 0, #KEYS - 1, 6 do
   end
 end
 
+local function was_acknowledged(k, id, fence)
+  -- As one of the kinds that an HTTP consumer sends.
+  local as = id .. ' ' .. fence .. ' '
+  local times = redis.call('ZMSCORE', KEYS[k + 4], as .. 'S', as .. 'F', as .. 'N', as .. 'D')
+  return times[1] or times[2] or times[3] or times[4]
+end
+
 local function give_back(k, outcomes)
   redis.call('XADD', KEYS[k + 6], '*', 'i', incarnation, 'o', '[' .. table.concat(outcomes, ',') .. ']')
 end
@@ -92,8 +99,7 @@ local function take(k, text)
   end
   local run = headers.bridge_runs[1]
   local fence = string.format('%.0f', base + run[2])
-  if redis.call('HEXISTS', KEYS[k + 3], fence) == 1
-    or #redis.call('ZRANGEBYSCORE', KEYS[k + 4], fence, fence) > 0 then
+  if redis.call('HEXISTS', KEYS[k + 3], fence) == 1 or was_acknowledged(k, headers.id, fence) then
     return true  -- the leader has sent it again, since it seemed to be lost
   end
   if headers.bridge_alone and unacknowledged > 0 then

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bridge.protocol.outcome_limits import MOST_ITEMS
+from bridge.routing import http_consumers
 from bridge.routing.async_connection import async_client
 from bridge.routing.http_consumers import Answer, Enlisting, Taken, acknowledge, enlist, heartbeat, leave, take
 from bridge.routing.keys import LaneKeys
@@ -104,6 +106,35 @@ def test_an_answer_has_a_limit_in_bytes_and_at_least_one_message(stage: Stage) -
     assert stage.taken(most_bytes=1) == ids[:1]
     assert stage.taken(most_bytes=1) == ids[:1]
     assert stage.taken(most_bytes=1, has=(FENCE + 1,)) == ids[1:2]
+
+
+def test_what_is_acknowledged_last_is_remembered_also_when_its_fence_is_the_lowest(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_consumers, "REMEMBERED", 3)
+    slow, *others = [stage.send(0, n, f"T{n}") for n in range(1, 6)]
+    assert stage.taken() == [slow, *others]
+    for id_ in [*others, slow]:
+        assert stage.answer(id_) is ReturnCode.OK
+    remembered = {id_: stage.answer(id_) for id_ in [slow, *others]}
+    assert remembered == {
+        slow: ReturnCode.AGAIN,
+        **dict.fromkeys(others[:2], ReturnCode.UNKNOWN),
+        **dict.fromkeys(others[2:], ReturnCode.AGAIN),
+    }
+    # The leader sends it again, since it seemed to be lost.
+    stage.send(0, 1, "T1")
+    assert stage.taken() == []
+
+
+def test_all_outcomes_of_one_call_are_remembered(stage: Stage) -> None:
+    most = http_consumers.REMEMBERED
+    assert most >= MOST_ITEMS
+    ids = [stage.send(0, n, f"T{n}") for n in range(1, most + 1)]
+    assert len(stage.taken(most=most, slots=most)) == most
+    answers = [Answer(id_, FENCE + n, "S", "") for n, id_ in enumerate(ids, 1)]
+    for expected in (ReturnCode.OK, ReturnCode.AGAIN):
+        assert set(stage.call(acknowledge, LANES, LIFE, answers)) == {expected}
 
 
 def test_an_outcome_is_written_once_under_its_fence_in_its_lane(stage: Stage) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, 
 from bridge.cli.refusals import fail_for, list_refused
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
-from bridge.routing.numbers import count
+from bridge.routing.numbers import count, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable, printable_lines
 
@@ -268,7 +267,7 @@ def _table(letters: Iterable[Letter]) -> Table:
             letter.message_id,
             "(none)" if letter.ticket_id is None else one_line(letter.ticket_id, 40),
             one_line(letter.task or "(default)", 40),
-            _when(letter.at_ms)[:19],
+            moment(letter.at_ms)[:19],
             str(letter.attempts),
             one_line(f"{letter.reason}: {letter.error}" if letter.error else letter.reason, 160),
         )
@@ -284,7 +283,7 @@ def _print(letter: Letter) -> None:
         ("reason", letter.reason),
         ("error", letter.error or "(none)"),
         ("attempts", str(letter.attempts)),
-        ("died", _when(letter.at_ms)),
+        ("died", moment(letter.at_ms)),
     ]
     if letter.consumer:
         facts.append(("consumer", letter.consumer))
@@ -306,7 +305,3 @@ def _print(letter: Letter) -> None:
 
 def _shown(value: bytes) -> str:
     return printable_lines(value.decode(errors="backslashreplace"))
-
-
-def _when(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from bridge.cli.delayed_changes import ChangeRequest, changing
-from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table, when
+from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table
 from bridge.cli.group import Group
 from bridge.cli.parameters import LIMIT, MESSAGE_ID, Number
 from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
 from bridge.routing.errors import ConfigurationError, PayloadError
-from bridge.routing.numbers import count
+from bridge.routing.numbers import count, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line
 
@@ -81,9 +81,9 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
         ("message", found.id),
         ("ticket", found.ticket_id or "(the entry was deleted)"),
         ("task", found.task or "(none)"),
-        ("due", f"{when(found.due_ms)}, {due_in(found, now_ms)}"),
+        ("due", f"{moment(found.due_ms)}, {due_in(found, now_ms)}"),
         ("mode", f"{found.mode.value}: {does}"),
-        ("pushed", when(found.pushed_ms)),
+        ("pushed", moment(found.pushed_ms)),
         ("payload", found.payload.decode(errors="backslashreplace")),
     ):
         click.echo(f"{name:<10}{one_line(value, 4000)}")

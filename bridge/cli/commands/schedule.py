@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 from rich.table import Table
 
 from bridge.cli.group import Group
 from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
-from bridge.routing.numbers import count, duration
+from bridge.routing.numbers import count, duration, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import printable
 
@@ -43,13 +41,9 @@ def list_(target: Target, as_json: bool) -> None:
         made.add_row(
             printable(row.name),
             printable(row.times),
-            f"{_when(row.next_ms)} ({'late by' if late else 'in'} {duration(abs(row.next_in_ms))})",
-            "none" if row.last_ms is None else _when(row.last_ms),
+            f"{moment(row.next_ms)} ({'late by' if late else 'in'} {duration(abs(row.next_in_ms))})",
+            "none" if row.last_ms is None else moment(row.last_ms),
             printable(row.task),
             count(row.tickets, "ticket"),
         )
     console().print(made)
-
-
-def _when(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")

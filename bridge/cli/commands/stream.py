@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.errors import OrderFailed
 from bridge.routing.layouts import claim_layout, find_layout
-from bridge.routing.numbers import count
+from bridge.routing.numbers import count, moment
 from bridge.routing.partitions import MOST, Layout
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
@@ -61,7 +60,7 @@ def list_(target: Target, as_json: bool) -> None:
         if one.is_old:
             version = "old partition"
         if one.retired_ms is not None:
-            version, last = "retired", _since(one.retired_ms)
+            version, last = "retired", moment(one.retired_ms)
         table.add_row(one_line(one.stream), version, last, groups, f"{one.entries:,}")
     for other in unread:
         table.add_row(one_line(other.stream), "no partition", "", "nobody reads it", f"{other.entries:,}")
@@ -97,7 +96,7 @@ def info(target: Target, as_json: bool) -> None:
             }
         )
         return
-    since = _since(layout.since_ms)
+    since = moment(layout.since_ms)
     click.echo(f"stream     {one_line(name)}")
     click.echo(f"split      {count(layout.partitions, 'partition')}" + (f", since {since}" if layout.since_ms else ""))
     click.echo(f"streams    {one_line(streams[0])}" + (f" to {one_line(streams[-1])}" if len(streams) > 1 else ""))
@@ -185,10 +184,6 @@ def _gone(target: Target, what: str) -> str:
     return target.completed(
         f"the history and the counters of {what} are deleted with it: run `bridge audit` before, which proves that part"
     )
-
-
-def _since(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 @stream.command()

@@ -45,11 +45,12 @@ def asked() -> Iterator[tuple[str, list[bytes]]]:
     listening.close()
 
 
-def test_a_receive_answers_cloud_events_and_their_fences_count(lane: HttpLane) -> None:
+@pytest.mark.parametrize("own_id", ["*", "253402300799999-0", "1763695023117000-0", f"{2**64 - 1}-7"])
+def test_a_receive_answers_cloud_events_and_their_fences_count(lane: HttpLane, own_id: str) -> None:
     lane.master("m1")
     consumer = lane.consumer("c1", tasks=["counter.append"])
     # A number that orjson would round.
-    id_ = lane.redis.xadd(lane.keys.stream, {"ticket_id": "T/1", "payload": '{"n": 123456789012345678901}'})
+    id_ = lane.redis.xadd(lane.keys.stream, {"ticket_id": "T/1", "payload": '{"n": 123456789012345678901}'}, own_id)
     query = urlencode({"consumer": "c1", "incarnation": consumer.incarnation, "wait": 10})
     connection = HTTPConnection(HOST, consumer.port, timeout=30)
     connection.request("GET", f"/api/messages/next?{query}", headers={"Accept": "application/cloudevents-batch+json"})
@@ -67,6 +68,8 @@ def test_a_receive_answers_cloud_events_and_their_fences_count(lane: HttpLane) -
         "partitionkey": "T/1",
         "attempt": 1,
     }
+    # Not every id is a time that CloudEvents can name.
+    assert ("time" in event) == (int(event["id"].partition("-")[0]) < 253_402_300_800_000)
     body = {
         "consumer": "c1",
         "incarnation": consumer.incarnation,

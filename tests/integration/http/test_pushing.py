@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from bridge.http.bodies import MOST_MEMBERS
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.http.http_port import STREAM, Port, app_of, port_of
 
@@ -21,6 +25,7 @@ EVENT = {
 }
 STRUCTURED = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
 BATCHED = {"Content-Type": "application/cloudevents-batch+json"}
+MANY_MEMBERS = b", ".join(b'"x%d": 0' % n for n in range(1000))
 
 
 @pytest.fixture
@@ -58,6 +63,13 @@ def test_a_message_may_be_due_later(port: Port, valkey: EmbeddedServer) -> None:
     assert 30_000 <= int(first["due"]) - now_ms < 40_000
     assert (second["due"], second["hold"]) == ("3786908400000", "1")
     assert "due" not in third
+
+
+def test_a_payload_may_have_many_members(port: Port, valkey: EmbeddedServer) -> None:
+    members = b", ".join(b'"%d":0' % n for n in range(MOST_MEMBERS + 1))
+    raw = b'{"ticket_id": "T", "payload": {' + members + b"}}"
+    assert port.post("/api/messages", raw=raw, headers={"Content-Type": "application/json"}).status == 201
+    assert len(entries(valkey)) == 1
 
 
 def test_a_message_may_have_rules_of_its_own(port: Port, valkey: EmbeddedServer) -> None:
@@ -117,6 +129,10 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
         (b'"T"', 400, "the message"),
         (b"[]", 400, "1 to 10,000 messages"),
         (b"[" + b'{"ticket_id":1},' * 10_000 + b'{"ticket_id":1}]', 413, "at most"),
+        (b"[" + b"0," * 20_000 + b"0]", 400, "1 to 10,000 messages, not 20,001"),
+        (b"[" + b"0," * 9_000 + b"0]", 400, "message 0"),
+        (b'{"ticket_id": "T", ' + MANY_MEMBERS + b"}", 400, "1,001 members"),
+        (b'[{"ticket_id": "T"}, {"ticket_id": "T", ' + MANY_MEMBERS + b"}]", 400, "1,001 members"),
         (b'[{"ticket_id": "T", "payload": "' + b"x" * 2000 + b'"}]', 400, "bridge_max_payload"),
         (b'{"ticket_id": "T", "payload": ' + b"[" * 300 + b"]" * 300 + b"}", 400, "levels deep"),
         (b'{"ticket_id": "T", "payload": "' + b"x" * 200_000 + b'"}', 413, "100,000 bytes"),
@@ -168,6 +184,41 @@ def test_an_event_that_comes_again_is_pushed_once(port: Port, valkey: EmbeddedSe
     changed = json.dumps({**EVENT, "data": 4}).encode()
     assert port.post("/api/messages", raw=changed, headers=STRUCTURED).status == 409
     assert len(entries(valkey)) == 1
+
+
+@given(batches=st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=4), min_size=1, max_size=5))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_event_that_comes_again_in_another_batch_is_pushed_once(
+    port: Port, valkey: EmbeddedServer, batches: list[list[str]]
+) -> None:
+    source = f"/{uuid4()}"
+    ids: dict[str, str] = {}
+    before = len(entries(valkey))
+    for batch in batches:
+        events = [{**EVENT, "source": source, "id": name, "partitionkey": name} for name in batch]
+        answer = port.post("/api/messages", raw=json.dumps(events).encode(), headers=BATCHED)
+        assert answer.status == 201, answer
+        for name, id_ in zip(batch, answer.body["message_ids"], strict=True):
+            assert ids.setdefault(name, id_) == id_
+    added = entries(valkey)[before:]
+    assert [id_ for id_, _ in added] == list(ids.values())
+    assert [fields["ticket_id"] for _, fields in added] == list(ids)
+
+
+def test_a_batch_with_an_event_that_was_other_before_says_what_is_in(port: Port, valkey: EmbeddedServer) -> None:
+    first = port.post("/api/messages", raw=json.dumps([EVENT]).encode(), headers=BATCHED)
+    events = [{**EVENT, "id": "before"}, {**EVENT, "data": "other"}, {**EVENT, "id": "after"}]
+    answer = port.post("/api/messages", raw=json.dumps(events).encode(), headers=BATCHED)
+    assert (first.status, answer.status) == (201, 409)
+    assert "1 of 3 messages are in, in order, and none after them" in answer.body["detail"]
+    assert len(entries(valkey)) == 2
+
+
+def test_nothing_of_a_batch_is_pushed_when_one_of_its_events_cannot_be(port: Port, valkey: EmbeddedServer) -> None:
+    events = [{**EVENT, "id": "good"}, {**EVENT, "id": "bad", "data": "x" * 2000}]
+    answer = port.post("/api/messages", raw=json.dumps(events).encode(), headers=BATCHED)
+    assert (answer.status, "message 1" in answer.body["detail"]) == (400, True), answer
+    assert entries(valkey) == []
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
+from bridge.inspect import page
 from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
+from bridge.routing.partitions import Layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import broker_environment
 from tests.integration.http.http_port import STREAM, Port, app_of, port_of, secret_of, token_file
@@ -118,10 +120,50 @@ def test_delayed_messages_are_listed_by_when_they_are_due(port: Port, valkey: Em
             client.zadd(keys.delayed, {member_of(id_): number})
     found = port.get("/api/delayed?limit=2").body
     assert [message["ticket_id"] for message in found["messages"]] == ["T300", "T100"]
-    assert (found["total"], found["more"]) == (3, True)
+    assert (found["total"], found["next"]) == (3, f"1:{ids[1]}")
     assert [m["ticket_id"] for m in port.get("/api/delayed?ticket=T200").body["messages"]] == ["T200"]
-    assert port.get("/api/delayed?after_ms=2&mode=overtake").body["more"] is False
+    assert port.get("/api/delayed?after_ms=2&mode=overtake").body["next"] is None
     assert port.get("/api/delayed?mode=never").status == 400
+
+
+@pytest.mark.parametrize("generation", [0, 1, 12])
+@pytest.mark.parametrize("stream_id", ["1-0", "1763695023117000-3", f"{2**64 - 1}-{2**64 - 1}"])
+def test_the_views_take_the_ids_of_all_layouts(port: Port, stream_id: str, generation: int) -> None:
+    id_ = stream_id + Layout(4, generation=generation).suffix(3)
+    for path in (f"/api/dead-letters/{id_}", f"/api/pending?after={id_}", f"/api/dead-letters?before={id_}"):
+        # There is no such partition here, or no such message.
+        assert port.get(path).status == 404, path
+    assert port.get(f"/api/delayed?after={quote(f'1:{id_}')}").status == 200
+
+
+@pytest.mark.parametrize("query", ["limit=2", "limit=3&ticket=last", "limit=1&mode=hold", "limit=2&after_ms=7"])
+def test_delayed_messages_come_by_page_until_all_were_there_also_those_due_at_one_time(
+    port: Port, valkey: EmbeddedServer, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "LOOKED_AT", 4)
+    keys = LaneKeys(STREAM, GROUP)
+    with valkey.client(decode_responses=True) as client:
+        client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+        for number in range(40):
+            id_ = client.xadd(STREAM, {"ticket_id": "last" if number > 37 else f"T{number}", "payload": "1"})
+            due = 7 if 3 < number < 30 else number
+            client.zadd(keys.holding if number % 3 == 0 else keys.delayed, {member_of(id_): due})
+        expected = set(range(40))
+    if "ticket" in query:
+        expected = {38, 39}
+    elif "hold" in query:
+        expected = set(range(0, 40, 3))
+    elif "after" in query:
+        expected = set(range(4, 40))
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        answer = port.get(f"/api/delayed?{query}{after and f'&after={quote(after)}'}").body
+        found += [message["message_id"] for message in answer["messages"]]
+        after = answer["next"]
+    assert len(found) == len(set(found)) == len(expected)
+    dues = [message["due_ms"] for message in port.get("/api/delayed?limit=1000").body["messages"]]
+    assert dues == sorted(dues)
 
 
 def test_dead_letters_come_by_page_until_all_were_there(port: Port, valkey: EmbeddedServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import orjson
@@ -52,3 +53,16 @@ def test_a_name_is_named_if_and_only_if_an_object_has_it_twice(value: Any, escap
     expected = twice(value)
     found = name_twice(text, orjson.loads(text))
     assert (found in expected) if expected else (found is None)
+
+
+def test_the_time_grows_with_the_text_and_not_with_its_square() -> None:
+    def seconds(members: int) -> float:
+        text = "{" + ", ".join(f'"{n}": 0' for n in range(members)) + ', "0": 1}'
+        found = orjson.loads(text)
+        began = time.process_time()
+        assert name_twice(text, found) == "0"
+        return time.process_time() - began
+
+    seconds(1000)
+    # Four times as long a text: 4 or 16 times the time.
+    assert min(seconds(80_000) for _ in range(3)) < 9 * min(seconds(20_000) for _ in range(3))
