@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import ssl
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import psutil
 import pytest
 import trustme
 
-from bridge.http import options
+from bridge.http import connections, options, serving
 from bridge.http.options import Certificate
 from bridge.routing.errors import ConfigurationError
 from bridge.stack.embedded import EmbeddedServer
@@ -93,23 +94,71 @@ def test_a_master_whose_port_is_gone_for_good_says_so_once_and_ends_in_order(nod
     assert master.logs().count(said) == 1
 
 
-def test_it_speaks_tls(valkey: EmbeddedServer, tmp_path: Path, authority: trustme.CA) -> None:
+REQUEST = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, authority: trustme.CA) -> Certificate:
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     issued = authority.issue_cert(HOST)
     issued.cert_chain_pems[0].write_to_path(chain)
     issued.private_key_pem.write_to_path(key)
+    return Certificate(chain, key)
+
+
+def answer_over_tls(port: Port, authority: trustme.CA) -> bytes:
     context = ssl.create_default_context()
     authority.configure_trust(context)
+    with context.wrap_socket(port.dial(), server_hostname=HOST) as dialled:
+        dialled.sendall(REQUEST)
+        return dialled.recv(1000)
+
+
+def test_it_speaks_tls(valkey: EmbeddedServer, certificate: Certificate, authority: trustme.CA) -> None:
     app = app_of(valkey.url)
-    with port_of(app, certificate=Certificate(chain, key)) as port:
-        request = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        with context.wrap_socket(port.dial(), server_hostname=HOST) as dialled:
-            dialled.sendall(request)
-            assert dialled.recv(1000).startswith(b"HTTP/1.1 200 ")
+    with port_of(app, certificate=certificate) as port:
+        assert answer_over_tls(port, authority).startswith(b"HTTP/1.1 200 ")
         with port.dial() as dialled:
             # Without TLS it gets no answer of the application.
-            dialled.sendall(request)
+            dialled.sendall(REQUEST)
             assert not dialled.recv(1000).startswith(b"HTTP/1.1 200 ")
+    app.bridge.client.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"])
+def test_a_handshake_that_does_not_end_is_cut_off(
+    valkey: EmbeddedServer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 0.5)
+    app = app_of(valkey.url)
+    with port_of(app, certificate=certificate) as port, port.dial() as dialled:
+        # asyncio's own limit is as long as this socket waits.
+        dialled.settimeout(50)
+        dialled.sendall(begun)
+        assert dialled.recv(1000) == b""
+    app.bridge.client.close()
+
+
+def test_handshakes_that_do_not_end_count_as_connections(
+    valkey: EmbeddedServer, certificate: Certificate, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 600.0)
+    monkeypatch.setattr(serving, "REFUSED", 1)
+    app = app_of(valkey.url, bridge_http_max_connections=2)
+    with port_of(app, certificate=certificate) as port:
+        silent = [port.dial() for _ in range(3)]
+        with port.dial() as dialled:
+            # No file is left to keep it in.
+            assert dialled.recv(1000) == b""
+        for one in silent:
+            one.close()
+
+        def answered() -> bool:
+            with suppress(OSError):
+                return answer_over_tls(port, authority).startswith(b"HTTP/1.1 200 ")
+            return False
+
+        wait_until(answered, description="an answer, when the others are gone")
     app.bridge.client.close()
 
 
