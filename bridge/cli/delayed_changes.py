@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 
 from bridge.cli.delayed_view import filters, searching, selection_of, table
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
-from bridge.cli.refusals import ROWS, fail_for, list_refused
+from bridge.cli.refusals import ROWS, breaking_off, fail_for, list_refused
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, moment
@@ -83,13 +84,14 @@ class ChangeRequest:
             return
         if found and not self._sure and not self._confirmed(len(found)):
             return
-        bad: list[Change] = []
-        done = 0
-        for result in self._changes(found):
-            done += result.why is None
-            if result.why is not None:
-                bad.append(result)
-        self._report(found, done, bad)
+        results: list[Change] = []
+        whys: list[str | None] = []
+        print_json = partial(self._print_json, found, results) if self._as_json else None
+        with breaking_off(whys, len(found), self._participle, print_json):
+            for result in self._changes(found):
+                results.append(result)
+                whys.append(result.why)
+        self._report(found, results)
 
     def _named(self) -> list[DelayedMessage]:
         from bridge.inspect.delayed import find_delayed
@@ -138,27 +140,34 @@ class ChangeRequest:
         until = "" if self._due_ms is None else f" to {moment(self._due_ms)}"
         click.echo(f"would {self._verb} {count(len(found), 'delayed message')}{until}")
 
-    def _report(self, found: Sequence[DelayedMessage], done: int, bad: Sequence[Change]) -> None:
-        refused = [(one.message_id, one.why or "") for one in bad]
+    def _report(self, found: Sequence[DelayedMessage], results: Sequence[Change]) -> None:
+        refused = [(one.message_id, one.why) for one in results if one.why is not None]
         if self._as_json:
-            why = {one.message_id: one.why for one in bad}
-            messages = [
-                {**one.summary(self._now_ms), self._word: one.id not in why, "why": why.get(one.id)} for one in found
-            ]
-            echo_json(
-                {
-                    "dry_run": False,
-                    self._word: done,
-                    "refused": len(bad),
-                    "due_ms": self._due_ms,
-                    "messages": messages,
-                }
-            )
-        elif not bad or len(found) > 1:
+            self._print_json(found, results, "")
+        elif not refused or len(found) > 1:
             list_refused(refused, self._participle, ROWS)
             until = "" if self._due_ms is None else f" to {moment(self._due_ms)}"
-            click.echo(f"{self._participle} {count(done, 'delayed message')}{until}")
+            click.echo(f"{self._participle} {count(len(found) - len(refused), 'delayed message')}{until}")
         fail_for(refused, len(found), "delayed message", self._participle)
+
+    def _print_json(self, found: Sequence[DelayedMessage], results: Sequence[Change], unknown: str) -> None:
+        """``unknown``: why there is no result for the others."""
+        known = {one.message_id: one.why for one in results}
+        whys = [known.get(one.id, unknown) for one in found]
+        messages = [
+            {**one.summary(self._now_ms), self._word: why is None, "why": why}
+            for one, why in zip(found, whys, strict=True)
+        ]
+        done = whys.count(None)
+        echo_json(
+            {
+                "dry_run": False,
+                self._word: done,
+                "refused": len(found) - done,
+                "due_ms": self._due_ms,
+                "messages": messages,
+            }
+        )
 
     @property
     def _word(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -14,6 +15,29 @@ from bridge.routing.text import one_line
 ROWS = 50
 #: Most characters of a reason.
 WHY_CHARS = 400
+
+
+@contextmanager
+def breaking_off(
+    whys: Sequence[str | None], total: int, participle: str, print_json: Callable[[str], None] | None
+) -> Iterator[None]:
+    """When the block ends with an error, or Ctrl-C, says for how many of ``total`` messages it was done before that.
+
+    ``whys``: the result of each message so far; None: it was done. ``print_json`` gets the error as a text.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as exc:
+        done = whys.count(None)
+        if not done:
+            raise
+        if print_json is not None:
+            print_json(str(exc) or "interrupted")
+        before = f"{done:,} of {total:,} were {participle} before"
+        if isinstance(exc, OrderFailed):
+            raise OrderFailed(f"{exc} ({before})") from None
+        click.echo(before, err=True)
+        raise
 
 
 def list_refused(refused: Sequence[tuple[str, str]], participle: str, most: int | None = None) -> None:

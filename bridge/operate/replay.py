@@ -15,7 +15,7 @@ from bridge.inspect.dead_letters import newest_first, select
 from bridge.operate.orders import give
 from bridge.protocol.dead_letters import Letter
 from bridge.protocol.orders import Replay
-from bridge.routing.errors import InputError, OrderFailed
+from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
 from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import LEFT_OUT_NOW, EntryParser, LeftOut, Refusal
@@ -130,21 +130,14 @@ def replay_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> I
     """Orders the leader to replay ``letters``, `BATCH` at a time. Yields the result for each.
 
     Replays the messages of a ticket in id order, since an earlier one may start before the next batch.
-    Raises `OrderFailed`, which says how many were replayed before.
+    Raises `OrderFailed` and redis errors: the messages that were returned before are replayed.
     """
-    done = 0
     for some in _pages(_by_ticket(letters), BATCH):
-        try:
-            answer = give(redis, keys, Replay([letter.id for letter in some]))
-        except OrderFailed as exc:
-            before = f" ({done:,} of {len(letters):,} were replayed before)" if done else ""
-            raise OrderFailed(f"{exc}{before}") from None
+        answer = give(redis, keys, Replay([letter.id for letter in some]))
         refused: dict[str, str] = dict(answer["refused"])
         put_back = set(answer["replayed"])
         for letter in some:
-            why = None if letter.id in put_back else refused.get(letter.id, GONE)
-            done += why is None
-            yield LetterResult(letter, why)
+            yield LetterResult(letter, None if letter.id in put_back else refused.get(letter.id, GONE))
 
 
 def drop_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Iterator[LetterResult]:

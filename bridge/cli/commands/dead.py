@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bridge.cli.group import Group
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
-from bridge.cli.refusals import fail_for, list_refused
+from bridge.cli.refusals import breaking_off, fail_for, list_refused
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, moment
@@ -20,7 +20,7 @@ from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable, printable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from redis import Redis
 
@@ -130,8 +130,7 @@ def replay(ctx: click.Context, **options: Any) -> None:
         good.append((lane, [result.letter for result in results if result.why is None]))
         bad += _named(lane, (result for result in results if result.why is not None))
     if request.goes_on(good, bad):
-        done = [_named(lane, replay_letters(redis, lane.settings.keys, letters)) for lane, letters in good]
-        request.report([*chain.from_iterable(done), *bad])
+        request.carry_out(good, lambda lane, letters: replay_letters(redis, lane.settings.keys, letters), bad)
 
 
 @dead.command()
@@ -145,10 +144,8 @@ def drop(ctx: click.Context, **options: Any) -> None:
 
     request = _Request(ctx, "drop", "dropped", **options)
     if request.goes_on(request.letters, []):
-        done = [
-            _named(lane, drop_letters(request.redis, lane.settings.keys, letters)) for lane, letters in request.letters
-        ]
-        request.report([*chain.from_iterable(done)])
+        redis = request.redis
+        request.carry_out(request.letters, lambda lane, letters: drop_letters(redis, lane.settings.keys, letters), [])
 
 
 class _Request:
@@ -215,6 +212,32 @@ class _Request:
         if not at_a_terminal():
             raise click.UsageError(f"this would {what}: add --yes, or look first with --dry-run", self._ctx)
         return click.confirm(f"{what}?", err=True)
+
+    def carry_out(
+        self,
+        chosen: Sequence[tuple[AppLane, Sequence[Letter]]],
+        do: Callable[[AppLane, Sequence[Letter]], Iterable[LetterResult]],
+        bad: Sequence[LetterResult],
+    ) -> None:
+        """Calls ``do`` for the letters of each lane, and reports the results. ``bad``: of those that cannot be."""
+        from bridge.inspect.partitions import name_letter
+
+        results: list[LetterResult] = []
+        whys: list[str | None] = []
+
+        def print_json(why: str) -> None:
+            known = {result.letter.id for result in results}
+            every = [name_letter(letter, lane.id_suffix) for lane, letters in chosen for letter in letters]
+            rest = [(letter, why) for letter in every if letter.id not in known]
+            self._print_json([*((one.letter, one.why) for one in (*results, *bad)), *rest])
+
+        total = sum(len(letters) for _, letters in chosen)
+        with breaking_off(whys, total, self._participle, print_json if self._as_json else None):
+            for lane, letters in chosen:
+                for result in do(lane, letters):
+                    results += _named(lane, [result])
+                    whys.append(result.why)
+        self.report([*results, *bad])
 
     def _show_plan(self, good: Sequence[Letter], bad: Sequence[LetterResult]) -> None:
         if self._as_json:

@@ -360,8 +360,13 @@ def test_a_replay_that_breaks_off_says_how_many_it_had_replayed(
         valkey, lane, lambda order: replay(order) if len(order["letters"]) == 100 else {"error": "no more today"}
     ):
         result = shell("dead", "replay", "--all", "--yes")
+        buried(lane, *["B"] * 100)
+        document = shell("dead", "replay", "--all", "--yes", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: no more today (100 of 150 were replayed before)\n"
+    found = json.loads(document.stdout)
+    assert (document.exit_code, found["replayed"], found["refused"]) == (1, 100, 50)
+    assert {one["why"] for one in found["letters"] if not one["replayed"]} == {"no more today"}
 
 
 def test_letters_of_any_kind_are_dropped_for_good(shell: CommandLine, lane: Lane) -> None:

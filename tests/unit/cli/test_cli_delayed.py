@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from bridge.inspect.delayed import Mode
 from bridge.operate.deleting import LanesOfStream, StillUsed
+from bridge.protocol.orders import DELAYED_IDS
 from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line
@@ -316,6 +318,25 @@ def test_many_messages_go_in_several_orders(shell: CommandLine, lane: Lane, lead
     assert [len(order["ids"]) for order in leader.orders] == [500, 500]
     assert [id_ for order in leader.orders for id_ in order["ids"]] == ids[:1000]
     assert said.stdout.splitlines()[-2:] == ["… and 282 more that were not cancelled", "cancelled 668 delayed messages"]
+
+
+def test_a_change_that_breaks_off_says_how_many_it_had_made(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    ids = delayed_ones(lane, *["A"] * (DELAYED_IDS + 3))
+
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        return {"ok": True, "refused": []} if len(order["ids"]) == DELAYED_IDS else {"error": "no more today"}
+
+    with fake_leader(valkey, lane, answer):
+        result = shell("delayed", "cancel", "--all", "--yes")
+        document = shell("delayed", "cancel", "--all", "--yes", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    said = f"no more today ({DELAYED_IDS:,} of {len(ids):,} were cancelled before)"
+    assert result.stderr == document.stderr == f"Error: {said}\n"
+    found = json.loads(document.stdout)
+    assert (document.exit_code, found["cancelled"], found["refused"]) == (1, DELAYED_IDS, 3)
+    assert [one["message_id"] for one in found["messages"] if not one["cancelled"]] == ids[-3:]
 
 
 def test_a_dry_run_changes_nothing(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:
