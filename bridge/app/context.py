@@ -60,8 +60,8 @@ class TicketContext:
         "max_attempts",
         "message_id",
         "nacked",
-        "rollback_failed",
-        "rolled_back",
+        "owes_rollback",
+        "rolling_back",
         "started_us",
         "written",
     )
@@ -88,10 +88,10 @@ class TicketContext:
         self.lost = lost
         #: When this attempt started, Unix time in us; 0: not started.
         self.started_us = 0
-        #: Whether the task's rollback of the lost attempt raised. Then it is called again before the next attempt.
-        self.rollback_failed = False
-        #: Whether the rollback was called in this attempt.
-        self.rolled_back = False
+        #: Whether the lost attempt is still to be rolled back. If this attempt ends so, the next one knows it as well.
+        self.owes_rollback = lost is not None
+        #: Whether the rollback runs now. It may call its task.
+        self.rolling_back = False
         #: Whether the task was called. A second call within it is a direct call, for example of the task by itself.
         self.entered = False
         #: Whether the ``__call__`` methods of the base classes have reached the task's body.

@@ -64,7 +64,7 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
     fork_depth = forked_children.fork_depth
     try:
         try:
-            if ticket.lost is not None and not self._rolls_back_in_run:
+            if ticket.owes_rollback and not self._rolls_back_in_run:
                 self._roll_back(ticket, args, kwargs)
             # If no base class has a `__call__`, the body is called directly, as Celery does: that is faster. Tests, and
             # Celery's autoretry, may have set another `run` on the task itself.
@@ -182,8 +182,7 @@ def _decision(task: Any, ticket: TicketContext, exc: Exception) -> Exception:
         ticket.gave_up = True
         return exc
     delay_s = exc.delay if isinstance(exc, Nack) else None
-    if isinstance(exc, Nack) and not exc.charge and not ticket.rollback_failed:
-        # A rollback that is still owed is charged: the leader would forget it otherwise.
+    if isinstance(exc, Nack) and not exc.charge:
         ticket.nacked = exc
         return _retry(exc, lane.backoff.delay_ms(1) / 1000 if delay_s is None else delay_s)
     if ticket.gave_up or ticket.is_last_attempt:

@@ -41,8 +41,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: ``skip`` or ``park``: what becomes of the ticket of a dead message; None: the setting `bridge_on_dead`.
     bridge_on_dead: str | None = None
     #: ``undo(self, lost, ticket_id, payload)``: called before the task when the last attempt of this message was cut
-    #: off half way; ``lost`` is the `bridge.routing.records.LostAttempt`. When it raises, the attempt fails, and it is
-    #: called again before the next one.
+    #: off half way; ``lost`` is the `bridge.routing.records.LostAttempt`. It is owed until it has returned: in an
+    #: attempt that fails before that, it is called before the next one.
     bridge_rollback: Callable[..., Any] | None = None
 
     #: Whether ``self.ticket.state`` is there: what the ticket's tasks keep between messages (`bridge.app.state`).
@@ -290,18 +290,19 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         return self.run(*args, **kwargs)
 
     def _roll_back(self, ticket: TicketContext, args: Any, kwargs: Any) -> None:
-        if ticket.lost is None or ticket.rolled_back:
+        if not ticket.owes_rollback or ticket.rolling_back:
             return
-        ticket.rolled_back = True
         # Read without binding: through the task, Python would bind a function, but no other callable.
         undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
         if isinstance(undo, staticmethod):
             undo = undo.__func__
-        if undo is None:
-            return
-        ticket.rollback_failed = True
-        undo(self, ticket.lost, *args, **kwargs)
-        ticket.rollback_failed = False
+        if undo is not None:
+            ticket.rolling_back = True
+            try:
+                undo(self, ticket.lost, *args, **kwargs)
+            finally:
+                ticket.rolling_back = False
+        ticket.owes_rollback = False
 
 
 def ticket_of(task: Any) -> TicketContext | None:

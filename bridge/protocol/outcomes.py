@@ -7,7 +7,7 @@ An entry of the outcome stream carries a JSON array of them (`bridge.protocol.ou
     [message id, fence, "S", service ms, started us, reason, "", null, "X"]                dropped
 
 A newer version may append members. They are ignored. So a leader of an older version takes a dropped message as done:
-it does not read the ninth member, the exact kind. The kind "N" is unknown to a leader of an older version: it leaves
+it does not read the ninth member, the exact kind. "N" and "V" are unknown to a leader of an older version: it leaves
 the outcome in the stream, and sends the message again as one that was lost on the way, until a newer leader reads it.
 
 ``started us`` is when the task began: Unix time in microseconds by the clock of the worker's machine, 0 for never.
@@ -44,12 +44,14 @@ class Kind(Enum):
     LOST = "L"
     #: It was cut off since its worker was told to end at once. No attempt is charged. The rollback still runs.
     INTERRUPTED = "I"
-    #: The rollback of an attempt that was cut off failed: an attempt is charged, and the rollback is still owed.
-    ROLLBACK_FAILED = "U"
+    #: As `FAILED`, before the rollback of an attempt that was cut off had returned: it is still owed.
+    FAILED_OWING = "U"
     #: Its task gave it up (`bridge.Dead`, `Reject`, a revoked task, a task that the worker does not know).
     DEAD = "D"
     #: Its task asked that it comes again, and is not charged (`bridge.Nack` with ``charge=False``).
     NACKED = "N"
+    #: As `NACKED`, before the rollback of an attempt that was cut off had returned: it is still owed.
+    NACKED_OWING = "V"
     #: It is done, and was not handled (`bridge.Drop`): its effects are not applied. ``error`` is the reason.
     DROPPED = "X"
     #: It was never started: no attempt is charged.

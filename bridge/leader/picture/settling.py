@@ -85,7 +85,7 @@ class Settling:
         lane.touch(ticket, batch)
         if outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED:
             self._done(ticket, outcome, batch)
-        elif outcome.kind is Kind.NACKED:
+        elif outcome.kind is Kind.NACKED or outcome.kind is Kind.NACKED_OWING:
             self._nacked(ticket, outcome, batch)
         elif outcome.kind is Kind.RETURNED:
             self._returned(ticket, outcome, batch)
@@ -170,9 +170,10 @@ class Settling:
         ticket.nacked += 1
         why = outcome.error[:CAUSE_CHARS]
         ticket.cause = records.nacked_cause(ticket.nacked, ticket.nacked_since_ms, why)
-        # The consumer survived, and a rollback that was owed has run.
+        # The consumer survived.
         ticket.losses = 0
-        ticket.lost = None
+        if outcome.kind is not Kind.NACKED_OWING:
+            ticket.lost = None
         self._breakers.nacked(task, ticket)
         self._take_back(ticket, batch)
         batch.count("nacked")
@@ -224,7 +225,7 @@ class Settling:
         ticket.nacked = 0
         if lost:
             ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
-        elif outcome.kind is not Kind.ROLLBACK_FAILED:
+        elif outcome.kind is not Kind.FAILED_OWING:
             ticket.lost = None
         self._take_back(ticket, batch)
         if over:

@@ -34,6 +34,7 @@ from bridge.worker.main.cutting_off import end_running_tasks
 from bridge.worker.main.known_tasks import Conditions, runnable_tasks
 from bridge.worker.main.open_requests import OpenRequests
 from bridge.worker.main.warm_shutdown import WarmShutdown
+from bridge.worker.pool.delivery import failure_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -142,7 +143,7 @@ class Member:
         """
         incarnation = headers[HEADER_INCARNATION]
         heads = returned({"headers": headers, "body": body}, incarnation)
-        kind = Kind.FAILED if len(heads) == 1 else Kind.LOST
+        kind = failure_of(headers) if len(heads) == 1 else Kind.LOST
         self.write(incarnation, [Outcome(head.message_id, head.fence, kind, error=error) for head in heads])
         request = self.open.all.get(first_fence(headers))
         if request is not None:

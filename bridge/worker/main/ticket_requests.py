@@ -12,6 +12,7 @@ from bridge.protocol.headers import first_head
 from bridge.protocol.outcomes import Kind
 from bridge.worker.main.bundle_events import send_gathered, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage
+from bridge.worker.pool.delivery import failure_of
 
 
 class TicketRequest(BridgeRequest):
@@ -57,4 +58,4 @@ class TicketRequest(BridgeRequest):
         if kind in (Kind.LOST, Kind.INTERRUPTED) and self.member.forks and running != one.fence:
             # The process ended before it started this message, or after it had written its outcome.
             return Kind.RETURNED
-        return kind
+        return failure_of(self._request_dict) if kind is Kind.FAILED else kind

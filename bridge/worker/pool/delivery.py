@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import Ignore, Retry
 
+from bridge.protocol.headers import lost_of
 from bridge.protocol.outcomes import Kind, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bridge.app.context import TicketContext
     from bridge.protocol.headers import OwnRules
     from bridge.routing.records import LostAttempt
@@ -28,6 +31,10 @@ ENDED = "Terminated: the pool process was asked to end as it began"
 #: The event of a message that an operator revoked before it started, and the error in its dead letter.
 REVOKED = "revoked"
 REVOKED_ERROR = "Revoked: revoked"
+
+
+#: What a failure becomes while a rollback is owed.
+OWING = {Kind.FAILED: Kind.FAILED_OWING, Kind.NACKED: Kind.NACKED_OWING}
 
 
 class Delivery:
@@ -97,9 +104,14 @@ class Delivery:
 
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:
         """The outcome ``kind`` of this delivery."""
-        if kind is Kind.FAILED and self.context is not None and self.context.rollback_failed:
-            kind = Kind.ROLLBACK_FAILED
+        if self.lost is not None and (self.context is None or self.context.owes_rollback):
+            kind = OWING.get(kind, kind)
         return Outcome(self.message_id, self.fence, kind, self.service_ms, self.started_us, error, traceback, delay_ms)
+
+
+def failure_of(headers: Mapping[str, Any]) -> Kind:
+    """A failure of a message that travelled alone, if nobody knows whether a rollback that it owed had returned."""
+    return Kind.FAILED if lost_of(headers) is None else Kind.FAILED_OWING
 
 
 def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:

@@ -57,6 +57,7 @@ from bridge.worker.pool.delivery import (
     Traced,
     cut_off_outcome,
     failed,
+    failure_of,
     ignored,
     revoked,
     unwrapped,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: Outcomes that are an attempt: after the last one the message is dead.
-CHARGED = frozenset({Kind.FAILED, Kind.ROLLBACK_FAILED})
+CHARGED = frozenset({Kind.FAILED, Kind.FAILED_OWING})
 
 #: The exit code of a pool process that Celery asked to end while it runs a message.
 ASKED_TO_END = TERM_SIGNAL - 256
@@ -370,7 +371,7 @@ class Execution:
         try:
             args, kwargs, embed = json.loads(body)
         except (ValueError, TypeError, RecursionError) as exc:
-            unread = Outcome(message_id, fence, Kind.FAILED, error=f"the payload cannot be read: {exc!r}")
+            unread = Outcome(message_id, fence, failure_of(request), error=f"the payload cannot be read: {exc!r}")
             self.writer.write(incarnation, [unread])
             return failed(ValueError(unread.error))
         delivery = Delivery(

@@ -160,10 +160,10 @@ def test_a_rollback_has_the_context_that_the_base_class_opens() -> None:
     adopt_all(app)
     adopt_all(app)
     with on_ticket(task) as context:
-        context.lost = LostAttempt(1, 900, "w1@a", "died")
+        context.lost, context.owes_rollback = LostAttempt(1, 900, "w1@a", "died"), True
         task("T1")
     assert calls == [("before", "T1"), ("undo", "T1"), ("body", "T1"), ("after", "T1")]
-    assert not context.rollback_failed
+    assert not context.owes_rollback
 
 
 def test_a_lease_that_is_over_is_seen_before_any_call() -> None:

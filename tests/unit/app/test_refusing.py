@@ -151,12 +151,12 @@ def test_a_retry_of_celerys_is_not_a_refusal(app: Any) -> None:
     assert handle(declare(app, body), "T").state == "retried"
 
 
-def test_a_rollback_that_is_refused_is_charged(app: Any) -> None:
+def test_a_rollback_may_refuse_its_message_without_a_charge(app: Any) -> None:
     def undo(self: Any, *_: Any) -> None:
         raise bridge.Nack("not now", charge=False)
 
     task = declare(app, lambda *_: "ran", bridge_rollback=undo)
-    assert handle(task, "T", lost=LostAttempt(1, 1, "w1@h", "gone")).state == "retried"
+    assert handle(task, "T", lost=LostAttempt(1, 1, "w1@h", "gone")).state == "nacked"
 
 
 @pytest.mark.parametrize("make", REFUSALS)

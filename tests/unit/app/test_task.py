@@ -148,7 +148,7 @@ def test_the_work_of_a_cut_off_attempt_is_rolled_back_before_the_next(kind: str)
     undone, begun = calls
     assert undone[:2] == (task, LOST)
     assert len(begun) == 2
-    assert not context.rollback_failed
+    assert not context.owes_rollback
 
 
 def test_without_a_lost_attempt_nothing_is_undone() -> None:
@@ -173,11 +173,11 @@ def test_a_rollback_that_fails_fails_the_attempt_before_the_task_begins() -> Non
         task()
     assert isinstance(raised.value.exc, KeyError)
     assert not begun
-    assert context.rollback_failed
+    assert context.owes_rollback
     # And only the outcome of a failure says so
     delivery = Delivery("T1", "5-0", 1000, 2, "shop.task", [], {}, LOST)
     delivery.context = context
-    assert delivery.outcome(Kind.FAILED).kind is Kind.ROLLBACK_FAILED
+    assert delivery.outcome(Kind.FAILED).kind is Kind.FAILED_OWING
     assert delivery.outcome(Kind.DEAD).kind is Kind.DEAD
 
 
@@ -185,7 +185,7 @@ def test_an_error_of_the_task_itself_owes_no_rollback() -> None:
     task = make_task(fails, bridge_rollback=lambda *_: None)
     with on_ticket(task, attempt=2, lost=LOST) as (context, _), pytest.raises(Retry):
         task()
-    assert not context.rollback_failed
+    assert not context.owes_rollback
 
 
 # -- self.retry ----------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ class LaneWorld:
             # Every read of the outcome stream trims what it read.
             batch.keep_outcomes_from = "1-0"
             settled = self.settling.settle(outcome, batch)
-            if settled is not None and outcome.kind is Kind.FAILED:
+            if settled is not None and outcome.kind in (Kind.FAILED, Kind.FAILED_OWING, Kind.LOST):
                 self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)

@@ -74,10 +74,11 @@ class LaneMachine(RuleBasedStateMachine):
             if not running:
                 break
             parcel, ticket = data.draw(st.sampled_from(running))
-            ends = [Kind.FAILED, Kind.RETURNED, Kind.DEAD, Kind.NACKED, Kind.DROPPED]
+            again = [Kind.FAILED, Kind.FAILED_OWING, Kind.NACKED, Kind.NACKED_OWING]
+            ends = [*again, Kind.RETURNED, Kind.DEAD, Kind.DROPPED]
             kind = data.draw(st.sampled_from([Kind.DONE] * 6 + ends))
             more: dict[str, Any] = {}
-            if kind in (Kind.FAILED, Kind.NACKED):
+            if kind in again:
                 more["delay_ms"] = data.draw(st.sampled_from([None, 0, 50, 10_000]))
             outcomes.append(self.world.outcome(parcel, ticket, kind, **more))
         self.world.step(outcomes)
@@ -108,7 +109,7 @@ class LaneMachine(RuleBasedStateMachine):
         outcomes = [Outcome(id_, fence, Kind.RETURNED) for id_, fence in lost]
         if charged:
             at = next(i for i, (id_, _) in enumerate(lost) if world.ticket_of(id_) == ticket)
-            outcomes[at] = Outcome(*lost[at], Kind.FAILED, error="WorkerLostError")
+            outcomes[at] = Outcome(*lost[at], Kind.LOST, error="WorkerLostError")
         world.store.parcels.remove(parcel)
         world.step(outcomes)
 

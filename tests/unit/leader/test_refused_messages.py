@@ -56,6 +56,29 @@ def test_an_uncharged_refusal_keeps_the_attempt_however_often_it_comes() -> None
     assert "dead" not in world.store.counts
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("kind", [Kind.FAILED, Kind.FAILED_OWING, Kind.NACKED, Kind.NACKED_OWING])
+def test_a_rollback_that_is_owed_is_known_until_it_has_returned_also_to_the_next_leader(
+    kind: Kind, in_flight: bool
+) -> None:
+    world = world_with("short", max_attempts=5)
+    cut_off = world.running()[0][0].runs["T"][0]
+    only_outcome(world, Kind.LOST, delay_ms=0)
+    for again in (1, 2):
+        world.now += 1
+        world.step()
+        only_outcome(world, kind, delay_ms=0)
+        if in_flight:
+            world.now += 1
+            world.step()
+        world.rebuild()
+        world.check()
+        ticket = world.lane.tickets["T"]
+        owed = kind in (Kind.FAILED_OWING, Kind.NACKED_OWING)
+        assert (None if ticket.lost is None else ticket.lost.fence) == (cut_off if owed else None)
+        assert ticket.attempt == (2 if kind in (Kind.NACKED, Kind.NACKED_OWING) else 2 + again)
+
+
 def test_without_a_delay_each_refusal_waits_longer_than_the_one_before() -> None:
     world = world_with("short")
     for times in (1, 2, 3):
