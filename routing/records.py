@@ -21,7 +21,7 @@ The ``cause`` of a message that its task refused without a charge says how often
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -45,18 +45,29 @@ _NACKED = re.compile(r"nacked ([0-9]{1,9}) times? since (\S{1,40})")
 class LostAttempt:
     """An attempt that was cut off: its worker died, its lease ended, or its time limit struck.
 
-    ``attempt`` and ``fence`` are what the task had as ``self.ticket.attempt`` and ``self.ticket.fence``.
+    ``attempt`` and ``fence`` are what the task had as ``self.ticket.attempt`` and ``self.ticket.fence``. Of several
+    attempts in a row that were cut off it is the last one. ``first_fence`` is the fence of the first of them: nobody
+    knows which of them were rolled back before the next one was cut off.
     """
 
     attempt: int
     fence: int
     consumer: str
     cause: str
+    first_fence: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.first_fence:
+            object.__setattr__(self, "first_fence", self.fence)
+
+    def after(self, before: LostAttempt | None) -> LostAttempt:
+        """The same attempt, behind ``before``; None: the attempt before it was not cut off."""
+        return self if before is None else replace(self, first_fence=before.first_fence)
 
 
 def lost_row(lost: LostAttempt) -> list[Any]:
-    """``[attempt, fence, consumer, cause]``: how records and Celery messages name it."""
-    return [lost.attempt, lost.fence, lost.consumer, lost.cause]
+    """``[attempt, fence, consumer, cause, first fence]``: how records and Celery messages name it."""
+    return [lost.attempt, lost.fence, lost.consumer, lost.cause, lost.first_fence]
 
 
 @dataclass(frozen=True)

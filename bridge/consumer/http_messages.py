@@ -41,7 +41,7 @@ class Message(NamedTuple):
     attempt: int
     task: str
     payload: Any
-    #: ``{"attempt", "fence", "consumer", "cause"}`` of an attempt that was cut off; None: there was none.
+    #: ``{"attempt", "fence", "consumer", "cause", "first_fence"}`` of an attempt that was cut off; None: none was.
     lost: dict[str, Any] | None
     #: ``{"max_attempts", "timeout_ms", "expires_ms"}``, as far as the message has them; None: it has none.
     options: dict[str, Any] | None

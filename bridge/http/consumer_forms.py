@@ -91,6 +91,9 @@ class Lost(BaseModel):
     fence: int
     consumer: str
     cause: str
+    first_fence: int = Field(
+        description="Of several attempts in a row that were cut off, the fence of the first one. Else the same fence."
+    )
 
 
 class OwnOptions(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import orjson
@@ -69,4 +70,4 @@ def own_document(own: OwnRules) -> dict[str, Any]:
 
 def lost_document(lost: LostAttempt) -> dict[str, Any]:
     """An attempt that was cut off, for JSON."""
-    return {"attempt": lost.attempt, "fence": lost.fence, "consumer": lost.consumer, "cause": lost.cause}
+    return asdict(lost)

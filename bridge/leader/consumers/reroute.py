@@ -119,7 +119,7 @@ class Reroute:
             ids += [message.id for message in ticket.run]
             attempt, losses, lost = ticket.attempt, ticket.losses, ticket.lost
             if ticket in cut_off:
-                lost = LostAttempt(attempt, ticket.fence, consumer.name, cause)
+                lost = LostAttempt(attempt, ticket.fence, consumer.name, cause).after(lost)
                 alone = len(cut_off) == 1 and (ran is not None or losses > 0)
                 if alone and (not among_others or losses >= SURE_AFTER) and not blameless:
                     attempt += 1

@@ -189,7 +189,8 @@ class Settling:
         lane = self._lane
         consumer = ticket.consumer.name if ticket.consumer is not None else ""
         self.note_run(batch, ticket, What.LOST, outcome)
-        ticket.lost = LostAttempt(ticket.attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+        lost = LostAttempt(ticket.attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+        ticket.lost = lost.after(ticket.lost)
         ticket.cause = outcome.error[:CAUSE_CHARS]
         self._take_back(ticket, batch)
         # Its attempts and losses must outlive this leader, so the record stays.
@@ -224,7 +225,8 @@ class Settling:
         ticket.losses = 0
         ticket.nacked = 0
         if lost:
-            ticket.lost = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+            cut_off = LostAttempt(attempt, outcome.fence, consumer, outcome.error[:CAUSE_CHARS])
+            ticket.lost = cut_off.after(ticket.lost)
         elif outcome.kind is not Kind.FAILED_OWING:
             ticket.lost = None
         self._take_back(ticket, batch)

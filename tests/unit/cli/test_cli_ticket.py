@@ -335,7 +335,8 @@ def test_a_parked_message_that_was_begun_shows_its_attempt_and_the_suspicion(she
     park(lane, "A", ids, "r", begun=True, losses=2, lost=lost)
     seen = shell.json("ticket", "show", "A")
     assert (seen["parked"]["message_id"], seen["parked"]["attempt"], seen["losses"]) == (ids[0], 3, 2)
-    assert seen["lost_attempt"] == {"attempt": 2, "fence": 77, "consumer": "w9@host", "cause": "its worker ended"}
+    named = {"attempt": 2, "fence": 77, "consumer": "w9@host", "cause": "its worker ended", "first_fence": 77}
+    assert seen["lost_attempt"] == named
     shown = shell("ticket", "show", "A").stdout
     assert "2 consumers ended while its oldest message may have been running" in shown
     assert "attempt 2 on w9@host, fence 77: its worker ended" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -77,6 +78,31 @@ def test_a_rollback_that_is_owed_is_known_until_it_has_returned_also_to_the_next
         owed = kind in (Kind.FAILED_OWING, Kind.NACKED_OWING)
         assert (None if ticket.lost is None else ticket.lost.fence) == (cut_off if owed else None)
         assert ticket.attempt == (2 if kind in (Kind.NACKED, Kind.NACKED_OWING) else 2 + again)
+
+
+@pytest.mark.parametrize("ways", list(itertools.product(["process", "asked", "worker"], repeat=3)), ids=" ".join)
+def test_the_first_of_several_attempts_that_were_cut_off_is_not_forgotten(ways: tuple[str, ...]) -> None:
+    # Given attempts in a row that were cut off, perhaps before their rollbacks had returned
+    world = world_with("short", max_attempts=10)
+    fences = []
+    for i, way in enumerate(ways):
+        [(parcel, _)] = world.running()
+        fences.append(parcel.runs["T"][0])
+        if way == "worker":
+            world.leave(parcel.incarnation)
+            world.join(f"w{i + 2}@h", slots=1)
+        else:
+            only_outcome(world, Kind.LOST if way == "process" else Kind.INTERRUPTED, delay_ms=0)
+        world.now += 10_000
+        world.step()
+        world.rebuild()
+        # Then the next one knows the last one, and from which fence on there may be something to undo
+        lost = world.lane.tickets["T"].lost
+        assert lost is not None
+        assert (lost.first_fence, lost.fence) == (fences[0], fences[-1])
+    # And one that ends by itself ends that
+    only_outcome(world, Kind.FAILED, delay_ms=0)
+    assert world.lane.tickets["T"].lost is None
 
 
 def test_without_a_delay_each_refusal_waits_longer_than_the_one_before() -> None:
