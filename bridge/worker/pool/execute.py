@@ -284,7 +284,8 @@ class Execution:
     def _failure(self, delivery: Delivery, einfo: ExceptionInfo) -> Outcome:
         exc = unwrapped(einfo)
         nack = delivery.context.nacked if delivery.context is not None else None
-        if isinstance(exc, Retry) and nack is not None and exc.exc is nack:
+        if nack is not None:
+            # Not by the cause of the `Retry`: Celery replaces one that cannot be pickled.
             delay_ms = None if nack.delay is None else int(nack.delay * 1000)
             return delivery.outcome(Kind.NACKED, nack.reason, delay_ms=delay_ms)
         if isinstance(exc, Retry):

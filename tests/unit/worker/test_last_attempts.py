@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
@@ -53,6 +54,31 @@ def raising(exc: Callable[[], BaseException]) -> Callable[[Any], Any]:
     return body
 
 
+class TwoArguments(bridge.Nack):
+    """No exception with two required arguments can be pickled and read back. So Celery's `Retry` replaces it."""
+
+    def __init__(self, bank: str, why: str) -> None:
+        super().__init__(f"{bank} is {why}", delay=1, charge=False)
+
+
+class ByName(bridge.Nack):
+    def __init__(self, *, bank: str) -> None:
+        super().__init__(bank, delay=1, charge=False)
+
+
+class Holding(bridge.Nack):
+    def __init__(self, lock: Any) -> None:
+        super().__init__("held", delay=1, charge=False)
+        self.lock = lock
+
+
+def local_class() -> type[bridge.Nack]:
+    class Local(bridge.Nack):
+        pass
+
+    return Local
+
+
 end("an error", AGAIN, GIVEN_UP)(raising(lambda: ValueError("bad")))
 end("a soft time limit", AGAIN, GIVEN_UP)(raising(SoftTimeLimitExceeded))
 end("Retry", AGAIN, GIVEN_UP)(raising(lambda: Retry(when=1)))
@@ -62,6 +88,11 @@ end("retry(exc)", AGAIN, GIVEN_UP)(lambda task: task.retry(exc=ValueError("bad")
 end("retry(max_retries=0)", GIVEN_UP, GIVEN_UP)(lambda task: task.retry(max_retries=0))
 end("a charged Nack", AGAIN, GIVEN_UP)(raising(lambda: bridge.Nack("later")))
 end("an uncharged Nack", UNCHARGED, UNCHARGED)(raising(lambda: bridge.Nack("later", charge=False)))
+end("an uncharged Nack of its own", UNCHARGED, UNCHARGED)(raising(lambda: TwoArguments("bank", "closed")))
+end("one with a name", UNCHARGED, UNCHARGED)(raising(lambda: ByName(bank="A1")))
+end("one that holds a lock", UNCHARGED, UNCHARGED)(raising(lambda: Holding(threading.Lock())))
+end("one of a local class", UNCHARGED, UNCHARGED)(raising(lambda: local_class()("closed", charge=False)))
+end("a charged one of a local class", AGAIN, GIVEN_UP)(raising(lambda: local_class()("closed")))
 end("Dead", DEAD, DEAD)(raising(lambda: bridge.Dead("no")))
 end("Drop", (Kind.DROPPED, states.SUCCESS), (Kind.DROPPED, states.SUCCESS))(raising(lambda: bridge.Drop("no")))
 end("Reject", DEAD, DEAD)(raising(lambda: Reject("no")))
