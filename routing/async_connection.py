@@ -10,7 +10,12 @@ from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
@@ -138,6 +143,21 @@ class _Managed(_Leaving, SentinelManagedConnection):
 
 class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
     pass
+
+
+def drop(client: Redis) -> None:
+    """Closes the sockets of ``client``, whose event loop is closed: nothing can be awaited there any more."""
+    pools: list[Any] = [client.connection_pool]
+    if isinstance(pools[0], SentinelConnectionPool):
+        pools += [sentinel.connection_pool for sentinel in pools[0].sentinel_manager.sentinels]
+    for pool in pools:
+        for connection in (*pool._available_connections, *pool._in_use_connections):
+            writer, connection._reader, connection._writer = connection._writer, None, None
+            # A transport can only be closed by its loop, and asyncio's stand-in for a socket by nobody. A loop without
+            # such stand-ins (uvloop) has closed its sockets.
+            found = getattr(writer and writer.get_extra_info("socket"), "_sock", None)
+            if found is not None:
+                found.close()
 
 
 def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:

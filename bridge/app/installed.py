@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from celery.utils.log import get_logger
 from redis import Redis
@@ -13,7 +12,7 @@ from redis.exceptions import NoPermissionError
 
 from bridge.app.eager import Eager
 from bridge.link.connections import client, require_fit
-from bridge.routing.async_connection import async_client
+from bridge.routing.async_connection import async_client, drop
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.layouts import difference, retired_among
 from bridge.routing.partitions import Layout
@@ -33,7 +32,7 @@ class Bridge:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncRedis] = WeakKeyDictionary()
+        self._async_clients: dict[asyncio.AbstractEventLoop, AsyncRedis] = {}
 
     @cached_property
     def settings(self) -> Settings:
@@ -97,8 +96,16 @@ class Bridge:
         loop = asyncio.get_running_loop()
         found = self._async_clients.get(loop)
         if found is None:
+            self._drop_those_of_closed_loops()
             found = self._async_clients[loop] = async_client(self.settings.redis_url)
         return found
+
+    def _drop_those_of_closed_loops(self) -> None:
+        # Each `asyncio.run` has a loop of its own. Another thread may do the same at this moment.
+        for loop in [one for one in list(self._async_clients) if one.is_closed()]:
+            client = self._async_clients.pop(loop, None)
+            if client is not None:
+                drop(client)
 
     async def aclose(self) -> None:
         """Closes the connections of `apush` in the running event loop. Call it at the end of a server's lifespan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -14,6 +15,7 @@ import redis
 from redis import Redis
 
 from bridge.link.connections import Wire, client, is_outage
+from bridge.routing.async_connection import async_client, drop
 from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import broker_environment
 from bridge.testing.nodes.yard import ProcessYard
@@ -47,6 +49,20 @@ def test_clients_and_raw_connections_find_the_primary_and_follow_it(sentinels: S
 
         wait_until(arrived, description="both to write to the new primary")
         there.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of asyncio, for what the loop left open
+def test_connections_to_sentinels_are_closed_too_when_their_event_loop_is_gone(sentinels: Sentinels) -> None:
+    made = async_client(address(sentinels))
+
+    async def ping() -> None:
+        await made.ping()
+
+    before = len(list(Path("/dev/fd").iterdir()))
+    asyncio.run(ping())
+    assert len(list(Path("/dev/fd").iterdir())) >= before + 2
+    drop(made)
+    assert len(list(Path("/dev/fd").iterdir())) == before
 
 
 def answers(one: Redis) -> bool:

@@ -5,9 +5,11 @@ errors.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
@@ -23,6 +25,7 @@ from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import IDEMPOTENCY_S
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.proxies import Proxy
 
 STREAM = "ticket_stream"
@@ -320,6 +323,38 @@ def test_each_event_loop_has_connections_of_its_own(server: EmbeddedServer, shop
     for n in range(2):
         asyncio.run(shop.apush("T", n))
     assert [payload for _, _, payload in entries(server)] == ["0", "1"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as above
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_loops_that_ended_without_closing_leave_no_connections(server: EmbeddedServer, shop: Any, at_once: int) -> None:
+    async def run() -> None:
+        await asyncio.gather(*(shop.apush(f"T{n}", n) for n in range(at_once)))
+
+    def connected() -> int:
+        with server.client() as client:
+            return len(client.client_list())
+
+    open_loop = asyncio.new_event_loop()
+    open_loop.run_until_complete(run())
+    asyncio.run(run())
+    before, files = connected(), len(list(Path("/dev/fd").iterdir()))
+    # Nothing here waits for the garbage collector
+    gc.disable()
+    try:
+        for _ in range(50):
+            asyncio.run(run())
+        assert len(list(Path("/dev/fd").iterdir())) <= files
+    finally:
+        gc.enable()
+    wait_until(lambda: connected() <= before, description="the server to see the ends")
+    assert len(shop.app.bridge._async_clients) == 2
+    # A loop that only stands still keeps its client
+    mine = shop.app.bridge._async_clients[open_loop]
+    open_loop.run_until_complete(run())
+    assert shop.app.bridge._async_clients[open_loop] is mine
+    open_loop.run_until_complete(shop.app.bridge.aclose())
+    open_loop.close()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 8, 50])
