@@ -31,10 +31,10 @@ from celery.utils.log import get_logger
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
-from bridge.app.signature import is_async_or_generator
+from bridge.app.signature import is_async_or_generator, was_not_run, would_not_run
 from bridge.app.state import StateDict, stored_form
 from bridge.producer.options import Values, due_ms_of
-from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
+from bridge.routing.errors import ConfigurationError, OptionError, PayloadError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -313,7 +313,12 @@ def with_ticket_when_called(cls: Any) -> None:
     """Wraps ``run`` of a task's class: if it is called as a function, as tests do, the call gets a ticket."""
     body = inspect.getattr_static(cls, "run")
     written = body.__func__ if isinstance(body, staticmethod | classmethod) else body
-    cls._body = _refusing_messages(body) if is_async_or_generator(written) else body
+    if is_async_or_generator(written):
+        cls._body = _refusing_messages(body)
+    elif is_async_or_generator(inspect.unwrap(written)):
+        cls._body = _requiring_a_run(body)
+    else:
+        cls._body = body
 
     @functools.wraps(written)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -345,6 +350,21 @@ def _refusing_messages(body: Any) -> Any:
         return body.__get__(self, type(self))(*args, **kwargs)
 
     return refuse
+
+
+def _requiring_a_run(body: Any) -> Any:
+    """``body`` decorates what is async or a generator. Whether it runs that, its result says."""
+
+    def require(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = body.__get__(self, type(self))(*args, **kwargs)
+        ticket = self.request.__dict__.get("bridge_ticket")
+        if ticket is not None and ticket.pushed and was_not_run(result):
+            # No further attempt can help.
+            ticket.gave_up = True
+            raise ConfigurationError(would_not_run(self))
+        return result
+
+    return require
 
 
 def _fence() -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from bridge.routing.errors import ConfigurationError
+
+#: Modules whose functions wrap the user's callable.
+_WRAPPERS = frozenset({"celery.app.autoretry", "celery.app.base", "bridge.app.eager", "bridge.app.handling"})
 
 
 def mismatch(task: Any) -> str:
@@ -23,15 +27,32 @@ def require_match(task: Any) -> None:
 
 
 def is_async_or_generator(body: Any) -> bool:
-    """Whether a call of ``body`` only creates a coroutine or a generator, which Celery would never run."""
+    """Whether a call of ``body`` only creates a coroutine or a generator, which Celery would never run.
+
+    The user's outermost callable counts: a decorator may run the coroutine of what it decorates.
+    """
+    body = inspect.unwrap(body, stop=lambda one: getattr(one, "__globals__", {}).get("__name__") not in _WRAPPERS)
     return inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
+def was_not_run(result: Any) -> bool:
+    """Whether ``result`` is a coroutine or a generator: the call that returned it has run nothing."""
+    return isinstance(result, CoroutineType | GeneratorType | AsyncGeneratorType)
+
+
+def would_not_run(task: Any) -> str:
+    """The error of a task whose body a call does not run."""
+    return f"the task {task.name} cannot handle messages: Celery would not run its body, which is async or a generator"
+
+
+def rollback_would_not_run(name: str) -> str:
+    """The same of the rollback of the task ``name``."""
+    return f"task {name}: bridge_rollback is async or a generator, so its body would not run"
+
+
 def _mismatch(task: Any) -> str:
-    if is_async_or_generator(inspect.unwrap(task.run)):
-        return (
-            f"the task {task.name} cannot handle messages: Celery would not run its body, which is async or a generator"
-        )
+    if is_async_or_generator(task.run):
+        return would_not_run(task)
     try:
         signature = inspect.signature(task.run)
         takes = ", ".join(str(one.replace(annotation=one.empty)) for one in signature.parameters.values())

@@ -14,7 +14,7 @@ from celery.exceptions import Retry
 
 from bridge.app.belonging import require_subscription
 from bridge.app.refusing import RefusedByTask
-from bridge.app.signature import require_match
+from bridge.app.signature import require_match, rollback_would_not_run, was_not_run
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
 from bridge.producer.options import Past, checked_options
 from bridge.producer.push import apush_many, push, push_many
@@ -299,7 +299,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         if undo is not None:
             ticket.rolling_back = True
             try:
-                undo(self, ticket.lost, *args, **kwargs)
+                if was_not_run(undo(self, ticket.lost, *args, **kwargs)):
+                    raise ConfigurationError(rollback_would_not_run(self.name))
             finally:
                 ticket.rolling_back = False
         ticket.owes_rollback = False

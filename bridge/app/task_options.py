@@ -13,7 +13,7 @@ from celery.utils.time import maybe_iso8601
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import subscriptions_of
-from bridge.app.signature import is_async_or_generator, require_match
+from bridge.app.signature import is_async_or_generator, require_match, rollback_would_not_run
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.config_keys import PREFIX
@@ -96,8 +96,8 @@ def _check_rollback(name: str, value: Any) -> None:
     function = value.__func__ if isinstance(value, staticmethod) else value
     if not callable(function):
         raise ConfigurationError(f"task {name}: bridge_rollback must be a function {ROLLBACK}, not {value!r}")
-    if is_async_or_generator(inspect.unwrap(function)):
-        raise ConfigurationError(f"task {name}: bridge_rollback is async or a generator, so its body would not run")
+    if is_async_or_generator(function):
+        raise ConfigurationError(rollback_would_not_run(name))
     try:
         signature = inspect.signature(function)
     except ValueError:
