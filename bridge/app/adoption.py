@@ -151,11 +151,21 @@ class AdoptingRegistry(_Adopting, TaskRegistry):
 
 
 def _take_max_retries(cls: Any) -> None:
-    """Sets ``bridge_max_attempts`` to ``max_retries`` plus 1, if the user set only ``max_retries``."""
-    says = any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)])
-    if says and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
+    """Sets ``bridge_max_attempts`` to ``max_retries`` plus 1, if the user set only ``max_retries``.
+
+    The task may have one in its ``retry_kwargs``, too, for what `autoretry_for` catches. The larger one bounds the
+    attempts. That of ``retry_kwargs`` may end them sooner (`TicketTask.retry`).
+    """
+    given = []
+    if any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)]):
+        given.append(MOST_ATTEMPTS - 1 if cls.max_retries is None else int(cls.max_retries))
+    if getattr(cls, "autoretry_for", ()):
+        of_autoretry = (getattr(cls, "retry_kwargs", None) or {}).get("max_retries")
+        if of_autoretry is not None:  # Celery takes None as not given.
+            given.append(int(of_autoretry))
+    if given and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
         cls._attempts_of_retries = True
-        cls.bridge_max_attempts = MOST_ATTEMPTS if cls.max_retries is None else int(cls.max_retries) + 1
+        cls.bridge_max_attempts = max(given) + 1
 
 
 def _next_call(cls: type) -> type:

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Retry
 
-from bridge.app.adoption import STRATEGY, adopt_all
+from bridge.app.adoption import MOST_ATTEMPTS, STRATEGY, adopt_all
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
 from bridge.app.task import TicketTask
@@ -272,6 +272,53 @@ def test_install_reads_no_configuration_that_is_still_to_come() -> None:
 
     assert heard == [True]
     assert (task.max_retries, task.bridge_max_attempts) == (7, 8)
+
+
+AGAIN = {"autoretry_for": (KeyError,)}
+
+
+@pytest.mark.parametrize("of_class", [False, True], ids=["decorated", "class"])
+@pytest.mark.parametrize(
+    ("options", "error", "attempts"),
+    [
+        ({**AGAIN, "retry_kwargs": {"max_retries": 10}}, KeyError, 11),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 0}}, KeyError, 1),
+        # Celery takes that of the task, whose default of 3 counts as not set.
+        ({**AGAIN, "retry_kwargs": {"max_retries": None}}, KeyError, 5),
+        ({**AGAIN, "retry_kwargs": {"max_retries": None}, "max_retries": 7}, KeyError, 8),
+        ({**AGAIN, "retry_kwargs": {"countdown": 0}}, KeyError, 5),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": 7}, KeyError, 11),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 2}, "max_retries": 7}, KeyError, 3),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 2}, "max_retries": 7}, ValueError, 8),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": None}, KeyError, 11),
+        ({**AGAIN, "retry_kwargs": {"max_retries": 10}, "bridge_max_attempts": 3}, KeyError, 3),
+        ({"retry_kwargs": {"max_retries": 10}}, KeyError, 5),
+    ],
+)
+def test_the_retries_of_autoretry_are_kept(options: Any, error: type[Exception], attempts: int, of_class: bool) -> None:
+    app = make_app()
+    app.conf.task_always_eager = True
+    install(app)
+    began = []
+
+    def pay(self: Any, ticket_id: str, payload: Any) -> None:
+        began.append(self.ticket.attempt)
+        raise error(ticket_id)
+
+    if of_class:
+        task = app.register_task(type("Pay", (Task,), {"name": "shop.pay", "run": pay, **options})())
+    else:
+        task = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, **options)
+    adopt_all(app)
+    task.push("T", 1)
+    assert began == list(range(1, attempts + 1))
+
+
+def test_a_task_that_is_autoretried_for_ever_is() -> None:
+    app = install(make_app())
+    given = {**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": None}
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **given)
+    assert task.bridge_max_attempts == MOST_ATTEMPTS
 
 
 def test_a_second_install_changes_nothing() -> None:
