@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 #: Characters that control a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -22,6 +23,27 @@ def printable_lines(text: str) -> str:
 
 def _written_out(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else "\ufffd"
+
+
+def shown(one: Any, limit: int) -> str:
+    """The ``repr`` of anything, at most ``limit`` characters. Its class is the user's, and its methods may raise."""
+    try:
+        return repr(one)[:limit]
+    except Exception as second:
+        return f"<{type(one).__name__}, whose __repr__ raised {type(second).__name__}>"
+
+
+def text_of(one: Any) -> str:
+    """The ``str`` of anything, as `shown`."""
+    try:
+        return str(one)
+    except Exception as second:
+        return f"<{type(one).__name__}, whose __str__ raised {type(second).__name__}>"
+
+
+def error_text(exc: BaseException) -> str:
+    """The class and the text of any exception."""
+    return f"{type(exc).__name__}: {text_of(exc)}"
 
 
 def one_line(text: str, limit: int = 200) -> str:

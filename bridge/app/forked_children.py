@@ -12,7 +12,12 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from bridge.routing.text import shown
+
 logger = logging.getLogger(__name__)
+
+#: Most characters of an exception in the log.
+SHOWN_CHARS = 1000
 
 #: How many forks this process is away from the first one. It is compared instead of the process id, which would cost a
 #: system call.
@@ -39,7 +44,7 @@ def exit_forked_child(task: str) -> NoReturn:
         logger.error(
             "task %s forked, and the child process came back from the task%s: it ends here; end it with os._exit",
             task,
-            f" with {exc!r}" if exc is not None else "",
+            f" with {shown(exc, SHOWN_CHARS)}" if exc is not None else "",
         )
         code = 1
     with suppress(Exception):

@@ -32,6 +32,7 @@ from bridge.app.results import result_in
 from bridge.protocol.headers import first_fence, heads_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.text import error_text
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.pool.calls import cut_off_in
 from bridge.worker.pool.celery_notices import CeleryNotice
@@ -209,7 +210,7 @@ class BridgeRequest(_Base):
             became = self._outcome_kind(kind, one, running)
             # A message that was settled before has a stale fence now, so its outcome changes nothing. The leader reads
             # in order: of a run, only the messages after the one that ran go back.
-            error = "" if became is Kind.RETURNED else f"{type(exc).__name__}: {exc}"
+            error = "" if became is Kind.RETURNED else error_text(exc)
             outcomes.append(Outcome(one.id, one.fence, became, error=error))
         self.report(outcomes)
         self.finish()

@@ -27,6 +27,7 @@ from bridge.protocol.names import (
     HEADER_REQUEST,
 )
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.text import error_text
 from bridge.worker.celery_patches.waiting_requests import put_first
 from bridge.worker.main.bundle_requests import BundleRequest
 from bridge.worker.main.rate_limits import new_limits_of
@@ -91,7 +92,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         except Exception as exc:
             # An error that a message causes here is that message's failure. The worker lives on.
             logger.exception("cannot take %s", headers.get("id"))
-            member.refuse(headers, message.body, f"the worker could not take it: {exc!r}")
+            member.refuse(headers, message.body, f"the worker could not take it: {error_text(exc)}")
             return None
 
     def take(member: Member, message: Any, headers: Any, callbacks: Any) -> Any:

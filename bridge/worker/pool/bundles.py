@@ -22,6 +22,7 @@ from bridge.protocol.bundle_times import last_start_s
 from bridge.protocol.headers import first_fence, readable_runs
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.text import error_text
 from bridge.worker.pool.delivery import (
     CUT_OFF,
     REVOKED,
@@ -194,12 +195,12 @@ def _traced(
 ) -> tuple[Outcome, Traced]:
     if delivery.args[1] is UNREADABLE:
         exc = ValueError("the payload cannot be read")
-        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
+        return delivery.outcome(Kind.FAILED, error_text(exc)), failed(exc)
     try:
         return execution.trace(delivery, incarnation, template, light)
     except Exception as exc:
         # It came from outside the task's body and Celery's tracer. A time limit, for example, may strike anywhere.
-        return delivery.outcome(Kind.FAILED, f"{type(exc).__name__}: {exc}"), failed(exc)
+        return delivery.outcome(Kind.FAILED, error_text(exc)), failed(exc)
 
 
 def request_of_bundle(request: dict[str, Any], hostname: str) -> dict[str, Any]:

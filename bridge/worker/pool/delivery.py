@@ -9,6 +9,7 @@ from celery.exceptions import Ignore, Retry
 
 from bridge.protocol.headers import lost_of
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 #: What Celery's pool expects of a traced task: (failed, result or ExceptionInfo, seconds).
 Traced = tuple[int, Any, float]
+
+#: Longest text of an exception that the main process gets, in characters.
+SHOWN_CHARS = 10_000
 
 #: The error of a message whose pool process died before Celery knew that it had accepted the message.
 CUT_OFF = "WorkerLostError: the pool process died as it began"
@@ -123,7 +127,9 @@ def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
     if isinstance(exc, Ignore):
         return None
     kind = "retried" if isinstance(exc, Retry) else "failed"
-    return (delivery.message_id, kind, repr(getattr(exc, "exc", None) or exc), str(getattr(result, "traceback", "")))
+    if isinstance(exc, Retry) and exc.exc is not None:
+        exc = exc.exc
+    return (delivery.message_id, kind, shown(exc, SHOWN_CHARS), str(getattr(result, "traceback", "")))
 
 
 def unwrapped(einfo: ExceptionInfo) -> BaseException:

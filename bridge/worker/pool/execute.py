@@ -43,12 +43,13 @@ from bridge.app.state_home import versions_of
 from bridge.consumer.writer import has_no_file_descriptor
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
+from bridge.protocol.outcome_limits import ERROR_CHARS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.history import WHY_CHARS
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.text import one_line
+from bridge.routing.text import error_text, one_line, shown, text_of
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
@@ -231,7 +232,7 @@ class Execution:
         # Celery's tracer returns its record of the end, or the error that went through it.
         if decided is not None and getattr(info, "retval", info) is not decided:
             late = unwrapped(result)
-            error = one_line(f"{type(late).__name__}: {late}", WHY_CHARS)
+            error = one_line(error_text(late), WHY_CHARS)
             text = "ticket %s: message %s: an error behind the task does not change how it ended: %s"
             logger.error(text, delivery.ticket, delivery.message_id, error)
             if context.dropped is not None:
@@ -256,13 +257,13 @@ class Execution:
             return
         exc = unwrapped(einfo)
         if isinstance(exc, Reject):
-            exc = Rejected(str(exc.reason))
+            exc = Rejected(text_of(exc.reason))
         try:
             with result_in(self.lane, delivery.message_id):
                 task.backend.store_result(delivery.message_id, exc, states.FAILURE, traceback=str(einfo.traceback))
         except Exception as late:
             # The outcome counts, with and without a result.
-            error = one_line(f"{type(late).__name__}: {late}", WHY_CHARS)
+            error = one_line(error_text(late), WHY_CHARS)
             logger.warning("ticket %s: the result of %s is not stored: %s", delivery.ticket, delivery.message_id, error)
 
     def _max_attempts(self, task: Any, own: OwnRules | None) -> int:
@@ -290,16 +291,16 @@ class Execution:
             return delivery.outcome(Kind.NACKED, nack.reason, delay_ms=delay_ms)
         if isinstance(exc, Retry):
             cause = exc.exc
-            error = f"{type(cause).__name__}: {cause}" if cause is not None else (exc.excs or str(exc))
+            error = error_text(cause) if cause is not None else (exc.excs or text_of(exc))
             return delivery.outcome(Kind.FAILED, error, str(einfo.traceback), retry_delay_ms(exc))
         if isinstance(exc, Ignore):
             return delivery.outcome(Kind.DONE)
         if isinstance(exc, Reject):
             kind = Kind.FAILED if exc.requeue else Kind.DEAD
-            return delivery.outcome(kind, f"Reject: {exc.reason!r}", str(einfo.traceback))
+            return delivery.outcome(kind, f"Reject: {shown(exc.reason, ERROR_CHARS)}", str(einfo.traceback))
         gave_up = delivery.context is not None and delivery.context.gave_up
         kind = Kind.DEAD if gave_up else Kind.FAILED
-        return delivery.outcome(kind, f"{type(exc).__name__}: {exc}", str(einfo.traceback))
+        return delivery.outcome(kind, error_text(exc), str(einfo.traceback))
 
     def _write_early(self, incarnation: str, context: TicketContext) -> None:
         # Celery stores the result after this. That time is not part of the service time.
