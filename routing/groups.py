@@ -14,10 +14,18 @@ class Group(NamedTuple):
     read_to: str
     #: Entries that are pending in it.
     pending: int
-    #: Entries that it has not read; None: the server cannot tell, or is older than 7.0.
+    #: Entries that it has not read, as the server has it (see `unread`); None: it cannot tell, or is older than 7.0.
     lag: int | None
     #: Entries that it has read so far; None: as above.
     entries_read: int | None
+
+    def unread(self, length: int) -> int | None:
+        """Entries that it has not read, of a stream with ``length`` entries; None: the server cannot tell.
+
+        After entries were trimmed unread, Valkey counts them until the group reads again, as Redis before 7.2.6 does.
+        Then all that is left is unread.
+        """
+        return None if self.lag is None else min(self.lag, length)
 
 
 class PendingSummary(NamedTuple):

@@ -243,8 +243,9 @@ def _unread(
     if not next_unread:
         return 0, ""
     # At least 1, since one was seen. The numbers come from several commands, between which the lane may change.
-    if group.lag is not None:
-        return max(1, group.lag), ""
+    known = group.unread(int(stream[b"length"]))
+    if known is not None:
+        return max(1, known), ""
     read, added = group.entries_read, stream.get(b"entries-added")
     last, deleted = group.read_to, stream.get(b"max-deleted-entry-id", b"").decode()
     if read is not None and added is not None and id_key(deleted) <= id_key(last):

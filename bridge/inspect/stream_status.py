@@ -50,8 +50,9 @@ class StreamStatus:
 
     def known_unread(self, group: Group) -> int | None:
         """Messages that the group has not read. None: they have to be counted."""
-        if group.lag is not None:
-            return group.lag
+        unread = group.unread(self.length)
+        if unread is not None:
+            return unread
         if id_key(group.read_to) >= id_key(self.last_id):
             return 0
         return self.length if id_key(group.read_to) < id_key(self.first_id) else None

@@ -15,14 +15,15 @@
 --          An entry above the limit is returned with ticket_id, task, payload and the fields of the filter only. If
 --          these are above the limit too: id, the negative number of what follows, bytes, fields, and the beginnings
 --          of its first fields.
--- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more.
+-- Keeps: I2, I8, I9a. Bound: O(entries + groups of the stream); bytes: the budget and one step more, and now and then
+--        the first and the last entry of the stream.
 
 -- A blocking XREADGROUP of a frozen master could still take entries after another master leads. The leader would then
 -- dispatch later messages of their tickets first.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-local read_before
+local may_forget  -- the entries that the group has read, where the read may make the server forget how many
 if ARGV[5] ~= '' then
   local groups = redis.pcall('XINFO', 'GROUPS', KEYS[2])
   if groups.err then
@@ -37,7 +38,7 @@ if ARGV[5] ~= '' then
       if by_name['last-delivered-id'] ~= ARGV[5] then
         return {'CHANGED'}
       end
-      read_before = by_name['entries-read']
+      may_forget = not by_name['lag'] and by_name['entries-read']
     end
   end
 end
@@ -128,10 +129,17 @@ while count < most and bytes < budget do
   end
   step = math.max(1, math.min(most - count, STEP, math.floor((budget - bytes) / peak)))
 end
-if read_before and after == '>' and more == 1 and count > 0 then
-  -- Since 7.0 the server counts the entries that the group has read, to know its lag. It loses the count when entries
-  -- before an existing one are deleted, as done entries are. Behind the last entry it knows the count again.
-  redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], last, 'ENTRIESREAD', read_before + count)
+if may_forget and after == '>' and more == 1 and count > 0 then
+  -- Since 7.0 the server counts the entries that the group has read, to know its lag. It loses the count when the last
+  -- one that was read is deleted, as done entries are, and an older one stays. Nothing behind it was deleted or trimmed
+  -- if it is the youngest deleted one: then the count is known. Else the server must not be told one: it would take
+  -- deleted entries for unread ones, and a lane beyond `bridge_max_lag` would skip others in their place.
+  local info = redis.pcall('XINFO', 'STREAM', KEYS[2])
+  for i = 1, #info, 2 do
+    if info[i] == 'max-deleted-entry-id' and info[i + 1] == ARGV[5] then
+      redis.pcall('XGROUP', 'SETID', KEYS[2], ARGV[2], last, 'ENTRIESREAD', may_forget + count)
+    end
+  end
 end
 found[1] = 'OK'
 found[2], found[3] = largest, more

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bridge.routing.errors import NotLeading
+from bridge.routing.groups import group_in
+from bridge.routing.ids import younger_than
 from bridge.routing.states import State
 from bridge.routing.transitions import READ_BYTES, read
 from tests.scripts.test_advance import deposed, without_a_leader
@@ -113,3 +117,81 @@ def test_only_a_few_of_a_million_fields_are_returned(fresh: World) -> None:
     fresh.client.execute_command("XADD", fresh.keys.stream, "*", *arguments)
     [(_, shown, size, count)] = read(fresh.client, fresh.lead, 10, limit=MB).entries
     assert (len(shown), size, count) == (32, sum(map(len, arguments)), 200_000)
+
+
+# -- the number of unread entries ----------------------------------------------------------------------------------
+
+
+class Counted:
+    """A lane whose entries are added, read, done, deleted and trimmed. Compares the lag after each change."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.group = ("GROUP", world.keys.group)
+        world.client.delete(world.keys.stream)
+        world.client.xgroup_create(world.keys.stream, world.keys.group, "0", mkstream=True)
+
+    def add(self, count: int) -> None:
+        self.world.push("T", count=count)
+
+    def read(self, count: int) -> None:
+        """As a leader reads: it says up to where the group has read."""
+        read(self.world.client, self.world.lead, count, read_to=self._seen().read_to)
+
+    def end(self, place: int) -> None:
+        """Of the entries that were read, one is done and removed."""
+        self._remove(place, "-", self._seen().read_to)
+
+    def delete(self, place: int) -> None:
+        """Somebody deletes an unread entry."""
+        self._remove(place, *younger_than(self._seen().read_to))
+
+    def trim(self, kept: int) -> None:
+        """A producer trims the stream, whether the entries were read or not."""
+        self.world.client.xtrim(self.world.keys.stream, kept, approximate=False)
+
+    def check(self, *, known: bool = False) -> None:
+        group = self._seen()
+        unread = len(self.world.client.xrange(self.world.keys.stream, *younger_than(group.read_to)))
+        said = group.unread(self.world.client.xlen(self.world.keys.stream))
+        assert said == unread or (said is None and not known)
+
+    def _seen(self) -> Any:
+        return group_in(self.world.client.xinfo_groups(self.world.keys.stream), self.world.keys.group)
+
+    def _remove(self, place: int, start: str, end: str) -> None:
+        found = [id_ for id_, _ in self.world.client.xrange(self.world.keys.stream, start, end)]
+        if found:
+            self.world.client.xack(self.world.keys.stream, self.world.keys.group, found[place % len(found)])
+            self.world.client.xdel(self.world.keys.stream, found[place % len(found)])
+
+
+def change(name: str, most: int) -> st.SearchStrategy[tuple[str, int]]:
+    return st.tuples(st.just(name), st.integers(1, most))
+
+
+CHANGES = st.one_of(change("add", 20), change("read", 8), change("end", 40), change("delete", 40), change("trim", 12))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(CHANGES, max_size=16))
+def test_the_server_knows_how_many_are_unread_or_says_that_it_does_not(
+    changes: list[tuple[str, int]], fresh: World
+) -> None:
+    lane = Counted(fresh)
+    lane.add(5)
+    for name, number in changes:
+        getattr(lane, name)(number)
+        lane.check()
+
+
+def test_done_entries_that_were_removed_do_not_make_it_forget(fresh: World) -> None:
+    # Given an entry that stays pending, and the last one that was read is removed, as it is done
+    lane = Counted(fresh)
+    lane.add(30)
+    lane.read(10)
+    lane.end(9)
+    # When the next ones are read
+    lane.read(10)
+    # Then it still knows (Redis 6.2 never does)
+    lane.check(known=int(fresh.client.info("server")["redis_version"].split(".")[0]) > 6)

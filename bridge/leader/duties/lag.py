@@ -178,8 +178,11 @@ class Lag:
 
     def _unread(self, group: Group, most: int) -> int:
         """Messages that the group has not read; beyond ``most`` it may be fewer than there are."""
-        if group.lag is not None:
-            return group.lag
+        unread = group.lag
+        if unread is not None and unread > most:
+            unread = group.unread(int(self._term.wire.call("XLEN", self._term.keys.stream)))
+        if unread is not None:
+            return unread
         self._look_at = time.monotonic() + COUNTED_S
         found = 0
         for page in survey(self._term.redis, self._term.keys.stream, *younger_than(group.read_to)):

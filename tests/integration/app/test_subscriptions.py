@@ -78,6 +78,10 @@ class Subscriptions:
         full = {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), **env}
         return preloaded.run(python_module("bridge", "-A", APP, *arguments), cwd=ROOT, env=full)
 
+    def looks(self) -> int:
+        """How often leaders have compared their lanes with a limit of the lag in bytes."""
+        return int(self.redis.info("commandstats")["cmdstat_memory|usage"]["calls"])
+
     def log(self, name: str, ticket: str) -> list[int]:
         return [int(n) for n in self.redis.lrange(f"{name}:{ticket}", 0, -1)]
 
@@ -287,6 +291,31 @@ def test_a_subscription_beyond_its_lag_skips_its_oldest_unread_and_hurts_no_othe
     audit = lanes.bridge("audit", "-s", "search", "--json", SUBSCRIBERS_CONF=conf)
     assert audit.returncode == 0, audit.stdout
     wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, timeout_s=180, description="an empty stream")
+
+
+def test_messages_that_were_trimmed_unread_do_not_count(lanes: Subscriptions) -> None:
+    """If they did, messages within the limit were skipped in their place."""
+    conf = limited(count=40, bytes=1_000_000)
+    # Given a lane that has read some messages before, and has neither masters nor workers now
+    nodes = [lanes.worker("w1", SUBSCRIBERS_CONF=conf), lanes.master("m1", SUBSCRIBERS_CONF=conf)]
+    lanes.push("S", 0)
+    lanes.wait(billing=1, search=1)
+    for node in nodes:
+        node.terminate()
+    for n in range(60):
+        lanes.push("T", n)
+    lanes.redis.xtrim("ticket_stream", 30, approximate=False)
+    # When a leader has read what it may read ahead, and compares the lane with its limit
+    lanes.master("m2", SUBSCRIBERS_CONF=conf)
+    wait_until(lambda: lanes.redis.xpending("ticket_stream", "search")["pending"] == 20, description="a read")
+    looks = lanes.looks() + 2
+    wait_until(lambda: lanes.looks() >= looks, description="looks")
+    lanes.worker("w2", SUBSCRIBERS_CONF=conf)
+    # Then it skips nothing
+    wait_until(
+        lambda: lanes.count("search") + lanes.count("search", "skipped") == 31, timeout_s=90, description="the end"
+    )
+    assert lanes.log("search", "T") == list(range(30, 60))
 
 
 def test_messages_that_became_too_old_unread_are_skipped(lanes: Subscriptions) -> None:

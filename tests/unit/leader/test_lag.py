@@ -36,6 +36,8 @@ class Server:
     def call(self, *words: Any) -> Any:
         if words[0] == "ZCARD":
             return 0
+        if words[0] == "XLEN":
+            return self.unread + self.pending
         group = {"name": b"g", "last-delivered-id": b"1-1", "pending": self.pending, "lag": self.unread}
         return [group] if words[:2] == ("XINFO", "GROUPS") else None
 
