@@ -163,7 +163,7 @@ end
 -- shared: is_gone
 
 local group, master = ARGV[2], ARGV[3]
-local tried = redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-1', 'JUSTID')
+local tried = redis.pcall('XCLAIM', KEYS[6], group, master, 0, '0-0', 'JUSTID')
 if tried.err then
   -- Found out before anything is written: a script that fails half way is not undone.
   return is_gone(tried.err) and {'NOGROUP'} or tried

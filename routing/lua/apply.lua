@@ -17,7 +17,7 @@
 
 -- A full server refuses commands that need memory until the script has written. A deletion of nothing is such a write.
 -- Without it, a lane whose tasks have effects would stop on a full server: all done, and nothing acknowledged.
-redis.call('XDEL', KEYS[3], '0-1')
+redis.call('XDEL', KEYS[3], '0-0')
 
 local codes, accepted = {}, {}
 local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay together

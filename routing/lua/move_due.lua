@@ -31,7 +31,7 @@ end
 local upto = '(' .. string.format('%.0f', before)
 -- shared: is_gone
 
-local tried = redis.pcall('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID')
+local tried = redis.pcall('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, '0-0', 'JUSTID')
 if tried.err then
   return is_gone(tried.err) and {'NOGROUP'} or tried  -- found out before anything is written
 end

@@ -34,7 +34,7 @@ for _, entry in ipairs(unread) do
 end
 -- shared: is_gone
 
-local tried = redis.pcall('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, '0-1', 'JUSTID')
+local tried = redis.pcall('XCLAIM', KEYS[5], ARGV[2], ARGV[3], 0, '0-0', 'JUSTID')
 if tried.err then
   return is_gone(tried.err) and 'NOGROUP' or tried  -- before anything is written
 end

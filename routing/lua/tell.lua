@@ -7,6 +7,6 @@
 
 -- Redis 6.2 to 9 refuse commands that need memory only until the script has written. A deletion, even of nothing, is
 -- never refused, and lets the other commands pass. (`#!lua flags=allow-oom` would be clearer; 6.2 has no flags.)
-redis.call('XDEL', KEYS[1], '0-1')
+redis.call('XDEL', KEYS[1], '0-0')
 redis.call('XADD', KEYS[1], '*', 'i', ARGV[1], 'o', ARGV[2])
 return 'OK'
