@@ -195,16 +195,16 @@ def reroute(
     lead: Leadership,
     incarnation: str,
     last_outcome: str,
-    tickets: Iterable[tuple[str, str, str, int]],
+    tickets: Iterable[tuple[str, str, str, int | None]],
     ids: Sequence[str],
     history: Sequence[list[Any]] = (),
     history_cap: int = 0,
 ) -> ReturnCode:
-    """Takes back ``tickets`` (ticket, expected record, new record, due ms) and ``ids`` of an ended incarnation;
-    ``history``: rows that say so. Raises `NotLeading`.
+    """Takes back ``tickets`` (ticket, expected record, new record, due ms; None: it is parked) and ``ids`` of an ended
+    incarnation; ``history``: rows that say so. Raises `NotLeading`.
     """
     keys = lead.keys
-    flat: list[Argument] = [argument for ticket in tickets for argument in ticket]
+    flat: list[Argument] = ["" if argument is None else argument for ticket in tickets for argument in ticket]
     names = [keys.leader, keys.tickets, keys.retries, keys.outcomes, keys.stream, keys.lease(incarnation), keys.counts]
     names.append(keys.history)
     rows = orjson.dumps(list(history)) if history else ""

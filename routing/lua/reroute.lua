@@ -1,11 +1,12 @@
 -- Takes the tickets of an incarnation whose lease is over back from its consumer.
 --
--- From -> to: IN_FLIGHT -> AWAITING_RETRY (the oldest message of each run), IN_FLIGHT -> WAITING (the rest).
+-- From -> to: IN_FLIGHT -> AWAITING_RETRY (the oldest message of each run), IN_FLIGHT -> WAITING (the rest, and
+--             all of a ticket that is parked now).
 -- KEYS: 1 leader, 2 tickets, 3 retries, 4 outcomes, 5 stream, 6 the lease of the incarnation, 7 counts,
 --       8 history.
 -- ARGV: token, group, master, incarnation, id of the last outcome that the caller has read, entries that the
 --       history may have, rows for the history ('' = none); then counted lists: tickets (ticket, expected record, new
---       record, due ms), ids to claim back.
+--       record, due ms, '' = it is parked), ids to claim back.
 -- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; 'ALIVE': the lease holds, so its tickets stay (I5);
 --          'UNREAD': it wrote outcomes that the caller has not read yet, or there are too many unread ones to check:
 --          read them first, they may be successes;
@@ -49,7 +50,9 @@ end
 for i = 0, n - 1 do
   local t = at + 1 + i * 4
   redis.call('HSET', KEYS[2], ARGV[t], ARGV[t + 2])
-  redis.call('ZADD', KEYS[3], ARGV[t + 3], ARGV[t])
+  if ARGV[t + 3] ~= '' then
+    redis.call('ZADD', KEYS[3], ARGV[t + 3], ARGV[t])
+  end
 end
 at = at + 1 + n * 4
 for i = at + 1, at + tonumber(ARGV[at]) do

@@ -185,7 +185,7 @@ class ReferenceLane(Contents):
         lead: Leadership,
         incarnation: str,
         last_outcome: str,
-        tickets: Iterable[tuple[str, str, str, int]],
+        tickets: Iterable[tuple[str, str, str, int | None]],
         ids: Sequence[str],
         history: Sequence[list[Any]] = (),
         _history_cap: int = 0,
@@ -201,7 +201,8 @@ class ReferenceLane(Contents):
             return ReturnCode.CONFLICT
         for ticket, _, record, due_ms in moves:
             self.tickets[ticket] = record
-            self.retries[ticket] = due_ms
+            if due_ms is not None:
+                self.retries[ticket] = due_ms
         self.claim(lead.master, ids)
         self.note(history)
         self.counts["rerouted"] = self.counts.get("rerouted", 0) + len(moves)

@@ -220,8 +220,10 @@ class LaneCalls:
         moves, ids = [], self.ids(1) if self.rarely() else []
         for ticket, record in flying:
             ids += record.ids
-            again = records.record(0, records.tail("", "", record.attempt, list(record.ids[:1]), AT_MS, "lost"))
-            moves.append((ticket, self.expected(ticket), again, DUE_MS))
+            parked = self.rarely()
+            fence = records.PARKED if parked else records.AWAITING
+            again = records.record(fence, records.tail("", "", record.attempt, list(record.ids[:1]), AT_MS, "lost"))
+            moves.append((ticket, self.expected(ticket), again, None if parked else DUE_MS))
         rows = [[1, "row"]] if self.rarely() else []
         self.lane.both("reroute", self.lead, life, self.last_outcome(), moves, ids, rows, 1000)
 

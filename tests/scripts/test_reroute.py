@@ -51,6 +51,22 @@ def test_the_tickets_of_an_ended_incarnation_move(world: World) -> None:
     assert [world.state(id_) for id_ in world.busy] == [State.AWAITING_RETRY] + [State.WAITING] * 3
 
 
+def test_a_ticket_that_was_to_be_parked_is_parked_in_the_same_step(world: World) -> None:
+    keys = world.keys
+    end_lease(world)
+    before = world.snapshot()
+    parked = records.record(records.PARKED, records.tail("", "", 1, [], 5, "an order"))
+    moves = [("busy", world.busy_record, parked, None)]
+    assert reroute(world.client, world.lead, GONE, "2-0", moves, world.busy[:2]) is ReturnCode.OK
+    expected = deepcopy(before)
+    expected[keys.tickets]["value"]["busy"] = parked
+    expected[keys.counts]["value"]["rerouted"] = "1"
+    for id_ in world.busy[:2]:
+        expected[keys.stream]["value"]["groups"][keys.group]["pending"][id_] = MASTER
+    assert world.snapshot() == expected
+    assert [world.state(id_) for id_ in world.busy] == [State.WAITING] * 4
+
+
 def test_while_the_lease_holds_nothing_moves(world: World) -> None:
     before = world.snapshot()
     assert move(world) is ReturnCode.ALIVE

@@ -111,7 +111,7 @@ class Reroute:
         # Whether messages of other lanes may have ended it.
         among_others = end.beside > 0 if ran is not None and end is not None else self._shares_workers
         notes = Batch()
-        moves = []
+        moves: list[tuple[str, str, str, int | None]] = []
         verdicts: dict[Ticket, tuple[int, int, LostAttempt | None, str]] = {}
         due_ms = dict.fromkeys(tickets, now_ms)
         ids: list[str] = []
@@ -129,11 +129,18 @@ class Reroute:
                     due_ms[ticket] += random.randint(0, APART_MS << (min(losses, SURE_AFTER) - SUSPECT_AFTER))
             what = What.LOST if ticket in cut_off else What.RETURNED
             self._settling.note_run(notes, ticket, what, Outcome(ticket.run[0].id, ticket.fence, Kind.LOST))
-            nacked = ticket.cause if ticket.nacked else ""
-            why = (cause if lost is not None else nacked, losses, lost)
-            tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *why)
-            verdicts[ticket] = (attempt, losses, lost, records.record(records.AWAITING, tail))
-            moves.append((ticket.id, ticket.record, verdicts[ticket][3], due_ms[ticket]))
+            if ticket.park_reason is not None:
+                # In this step: the leader may end before the next one, and no other record names the order.
+                begun = [ticket.run[0].id] if attempt > 1 or losses or lost is not None else []
+                tail = records.tail("", "", attempt, begun, now_ms, ticket.park_reason, losses, lost)
+                record, due = records.record(records.PARKED, tail), None
+            else:
+                nacked = ticket.cause if ticket.nacked else ""
+                why = (cause if lost is not None else nacked, losses, lost)
+                tail = records.tail("", "", attempt, [ticket.run[0].id], now_ms, *why)
+                record, due = records.record(records.AWAITING, tail), due_ms[ticket]
+            verdicts[ticket] = (attempt, losses, lost, record)
+            moves.append((ticket.id, ticket.record, record, due))
         code = reroute(
             self._term.redis,
             self._term.leadership,
@@ -154,7 +161,8 @@ class Reroute:
             ticket.consumer = None
             if ticket.lost is not None or not ticket.nacked:
                 ticket.cause = cause if ticket.lost is not None else ""
-            lane.hold_back(ticket, due_ms[ticket])
+            if ticket.park_reason is None:
+                lane.hold_back(ticket, due_ms[ticket])
         self._after_reroute(tickets, cause)
         lane.wake(now_ms)
         # They go out at once, before the rest of the look at the leases, which waits for some replies.
@@ -166,7 +174,7 @@ class Reroute:
         return code
 
     def _after_reroute(self, tickets: list[Ticket], cause: str) -> None:
-        """Makes messages without an attempt left dead letters, and parks the tickets that were to be parked."""
+        """Makes messages without an attempt left dead letters, and puts the messages of parked tickets aside."""
         batch = Batch()
         for ticket in tickets:
             if ticket.park_reason is not None:

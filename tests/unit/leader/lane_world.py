@@ -56,6 +56,10 @@ def registration(incarnation: str, queue: str, slots: int) -> Registration:
     return read_registration(json.dumps(fields).encode())
 
 
+class LeaderEnded(Exception):
+    """The leader ended between two steps."""
+
+
 class LaneWorld:
     """Plays the leader: the same steps, without a socket."""
 
@@ -93,6 +97,7 @@ class LaneWorld:
         #: Message id -> failures that were settled.
         self.failures: dict[str, int] = {}
         self._lives = 0
+        self._leader_ends = False
         #: Incarnation -> the tasks that it can run. Missing: all tasks.
         self.tasks: dict[str, frozenset[str]] = {}
         #: Whether a step reads only one page, so that other steps may come between.
@@ -311,10 +316,17 @@ class LaneWorld:
         self.step()
         return incarnation
 
-    def leave(self, *incarnations: str) -> None:
-        """Ends these leases, and lets the leader notice it."""
+    def leave(self, *incarnations: str, leader_ends: bool = False) -> None:
+        """Ends these leases, and lets the leader notice it. ``leader_ends``: it ends when it has moved some tickets,
+        and another one takes over.
+        """
         self._ended(*incarnations)
-        self._retire([self.lane.consumers[incarnation] for incarnation in incarnations])
+        self._leader_ends = leader_ends
+        try:
+            self._retire([self.lane.consumers[incarnation] for incarnation in incarnations])
+        except LeaderEnded:
+            self._leader_ends = False
+            self.rebuild()
 
     def look(self, left: dict[str, int]) -> None:
         """The leader checks the leases. ``left``: ms of some leases. All others are full."""
@@ -349,8 +361,12 @@ class LaneWorld:
     def _reroute(self, _client: Any, lead: Leadership, life: str, last: str, moves: Any, *rest: Any) -> ReturnCode:
         for _, _, record, _ in moves:
             parsed = records.parse(record)
-            self.failures[parsed.ids[0]] = parsed.attempt - 1
-        return self.store.reroute(lead, life, last, moves, *rest)
+            if parsed.ids:
+                self.failures[parsed.ids[0]] = parsed.attempt - 1
+        code = self.store.reroute(lead, life, last, moves, *rest)
+        if self._leader_ends:
+            raise LeaderEnded
+        return code
 
     # -- operators ---------------------------------------------------------------------------------------------------
 

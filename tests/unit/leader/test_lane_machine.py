@@ -37,6 +37,8 @@ class LaneMachine(RuleBasedStateMachine):
     def begin(self, policy: PolicyName, bundle_ms: float, slots: int) -> None:
         # Small pages, so that a few dozen messages need several
         self.world = LaneWorld(page=10, sliced=True, policy=policy, bundle_ms=bundle_ms)
+        #: Tickets that were to be parked, and were not released.
+        self.ordered: set[str] = set()
         self.world.join("w0@h", slots)
 
     @rule(ticket=TICKETS, task=st.sampled_from(list(TASKS)), count=st.integers(1, 30))
@@ -119,15 +121,17 @@ class LaneMachine(RuleBasedStateMachine):
             self.world.join(f"w{self.world._lives}@h", slots)
 
     @precondition(lambda self: self.world.registered)
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), leader_ends=st.booleans())
+    def leave(self, data: st.DataObject, leader_ends: bool) -> None:
         lives = sorted(self.world.registered)
-        self.world.leave(*data.draw(st.lists(st.sampled_from(lives), min_size=1, max_size=len(lives), unique=True)))
+        some = data.draw(st.lists(st.sampled_from(lives), min_size=1, max_size=len(lives), unique=True))
+        self.world.leave(*some, leader_ends=leader_ends)
 
     @rule(ticket=TICKETS)
     def park(self, ticket: str) -> None:
         parked = ticket in self.world.lane.parked
         assert ("error" in self.world.order(do="park", ticket=ticket)) == parked
+        self.ordered.add(ticket)
 
     @rule(ticket=TICKETS)
     def release(self, ticket: str) -> None:
@@ -136,6 +140,7 @@ class LaneMachine(RuleBasedStateMachine):
         still = ticket in lane.parked or (known is not None and known.park_reason is not None)
         assert ("error" in self.world.order(do="release", ticket=ticket)) != still
         assert ticket not in lane.parked
+        self.ordered.discard(ticket)
 
     @precondition(lambda self: any(map(self.world.store.readable, self.world.store.dead)))
     @rule(data=st.data())
@@ -171,6 +176,8 @@ class LaneMachine(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         if hasattr(self, "world"):
             self.world.check()
+            to_be = {ticket.id for ticket in self.world.lane.tickets.values() if ticket.park_reason is not None}
+            assert self.ordered == to_be | self.world.lane.parked.keys()
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

@@ -9,6 +9,7 @@ import pytest
 from bridge.leader.picture.oldest_undone import oldest_undone
 from bridge.protocol.outcome_entries import GivenUp
 from bridge.protocol.outcomes import Kind
+from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
 from tests.unit.leader.lane_world import LaneWorld
@@ -175,3 +176,34 @@ def test_the_floor_is_below_the_oldest_message_that_was_put_back(window: int) ->
     assert oldest_undone(world.lane) == id_key(ids[0])
     world.order(do="release", ticket="T")
     assert oldest_undone(world.lane) == id_key(ids[0])
+
+
+@WITH_AND_WITHOUT_ROOM
+@pytest.mark.parametrize("failures", [0, 1])
+@pytest.mark.parametrize("ran", [True, False])
+@pytest.mark.parametrize("leader_ends", [False, True])
+def test_an_order_to_park_outlives_the_consumer_and_the_leader(
+    leader_ends: bool, ran: bool, failures: int, window: int
+) -> None:
+    # Given a ticket that is to be parked after its run
+    world, ids = begin(3, dead=0, window=window)
+    for _ in range(failures):
+        next_outcome(world, Kind.FAILED, delay_ms=0)
+        world.step()
+    [life] = world.registered
+    assert world.order(do="park", ticket="T", reason="an order")["in_flight"]
+    # When its consumer ends, and perhaps the leader, too, as soon as it has moved the ticket
+    if not ran:
+        world.lease_watch.given_up[life] = GivenUp()
+    world.leave(life, leader_ends=leader_ends)
+    # Then it is parked, and its messages come again in their order after the release
+    world.check()
+    ticket = world.lane.parked["T"]
+    assert records.parse(ticket.record).cause == "an order"
+    assert (ticket.attempt, ticket.losses) == (1 + failures, int(ran))
+    assert ticket.front_id == (ids[0] if ran or failures else "")
+    world.join("w2@h")
+    assert not world.running()
+    world.order(do="release", ticket="T")
+    world.check()
+    assert work_off(world) == ids
