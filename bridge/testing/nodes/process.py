@@ -78,10 +78,12 @@ class ProcessNode(Node):
 
     def environment(self) -> dict[str, str]:
         """What the program sees: the caller's environment, the node's own, and its mark."""
+        # The first folder is for programs that start in a folder of their own. An empty part would be that folder.
+        paths = [str(HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": str(HOME),  # for programs that start in a folder of their own
+            "PYTHONPATH": os.pathsep.join(paths),
             **self.env,
             MARK: self._mark,
         }

@@ -22,7 +22,7 @@ from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.local_containers import ServerContainer
 from bridge.testing.nodes.node import NodeYard, signal_number
 from bridge.testing.nodes.plugin import in_containers
-from bridge.testing.nodes.process import ROOT, python_module
+from bridge.testing.nodes.process import HOME, ROOT, ProcessNode, python_module
 from bridge.testing.nodes.roles import ProcessWorker
 from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
@@ -185,6 +185,22 @@ class TestProcessNodes:
         monkeypatch.setattr("socket.gethostname", lambda: "host-with-a-long-name")
         node = ProcessWorker("w1", app="app", broker_url="redis://127.0.0.1:1/0", log_file=tmp_path / "log")
         assert node.hostname() == "w1@host-with-a-long-name"
+
+    @pytest.mark.parametrize("theirs", [None, "", "/theirs", "/theirs{0}/and{0}more"])
+    def test_a_program_imports_from_the_folder_of_the_tests_and_then_as_its_caller(
+        self, theirs: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        folders = (theirs or "").format(os.pathsep)
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        if theirs is not None:
+            monkeypatch.setenv("PYTHONPATH", folders)
+        node = ProcessNode("program", ["true"], log_file=tmp_path / "log")
+        assert node.environment()["PYTHONPATH"].split(os.pathsep) == [
+            str(HOME),
+            *filter(None, folders.split(os.pathsep)),
+        ]
+        node.env["PYTHONPATH"] = "/own"
+        assert node.environment()["PYTHONPATH"] == "/own"
 
     def test_a_worker_of_the_yard_is_ready_when_it_is_returned(
         self, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
