@@ -39,6 +39,7 @@ class TicketContext:
 
     __slots__ = (
         "_effects",
+        "_home",
         "_state",
         "_state_changes",
         "_state_key",
@@ -77,6 +78,7 @@ class TicketContext:
         lease_holds: Callable[[], bool],
         lost: LostAttempt | None = None,
         lane: LaneSettings | None = None,
+        home: Callable[[], str] | None = None,
     ) -> None:
         self.id = id_
         #: The lane in which the message is handled; None: the settings of the app are wrong (a plain call needs none).
@@ -99,6 +101,7 @@ class TicketContext:
         #: What came of the body, if it ran outside of Celery's tracer: (exception, result). The tracer calls the task,
         #: and gets it.
         self.came_of_body: tuple[Exception | None, Any] | None = None
+        self._home = home
         #: Returns whether the lease that the message was dispatched under still holds.
         self.lease_holds = lease_holds
         #: Whether the lease was over just before the task's body. Then the body did not run.
@@ -127,6 +130,15 @@ class TicketContext:
     @property
     def subscription(self) -> str:
         return self.lane.group if self.lane is not None else ""
+
+    @property
+    def home(self) -> str:
+        """The stream by whose name a store knows the ticket: the oldest version of the whole stream
+        (`bridge.app.state_home`). Raises `StaleFence` when the lease ends before Redis has said it.
+        """
+        if self._home is not None:
+            return self._home()
+        return self.lane.stream if self.lane is not None else ""
 
     @property
     def effects(self) -> Effects:

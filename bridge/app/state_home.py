@@ -2,7 +2,8 @@
 
 A ticket keeps its state when its stream gets a new version, and when the old version is retired. So the keys carry the
 name of the stream that was there first. A stream that follows older versions has a key that names it
-(`LaneKeys.state_home`); without that key it is the stream itself.
+(`LaneKeys.state_home`); without that key it is the stream itself. Fences in PostgreSQL (`bridge.sql`) have that name,
+too.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ one woke up after its ticket had moved. So the transaction itself must know whet
 asks for that in the user's own transaction, and both tables change with it or not at all:
 
 - The **fence** of the ticket is compared, and kept: a smaller one than the largest that was seen raises `StaleFence`.
+  Fences grow over all versions and partitions of a stream, so its oldest version names them. Those of two streams
+  have nothing to do with each other, although their apps may share a database, and the default group.
   Its row is locked until the end of the transaction, so two executions of a ticket wait for each other here.
 - The **id of the message** is stored. If it is there already, its effects are, too.
 """
@@ -52,6 +54,7 @@ class Inbox:
             f"{prefix}fences",
             self.metadata,
             Column("subscription", String, primary_key=True),
+            Column("stream", String, primary_key=True),
             Column("ticket", String, primary_key=True),
             Column("fence", BigInteger, nullable=False),
             schema=schema,
@@ -86,18 +89,19 @@ class Inbox:
         Raises:
             ConfigurationError: There can be no such transaction: autocommit, another database than PostgreSQL, or what
                 is no connection or session.
-            StaleFence: The ticket was taken over meanwhile. The transaction must be rolled back, as it is when the
-                error leaves its block.
+            StaleFence: The ticket was taken over meanwhile, or may be, since the lease has ended. The transaction must
+                be rolled back, as it is when the error leaves its block.
         """
         if ticket is None or not ticket.pushed:
             # The fence of a plain call is of this machine's clock, and two calls may have one id.
             return True
         subscription = storable(ticket.subscription)
         stream = storable(ticket.lane.stream) if ticket.lane is not None else ""
-        fence = insert(self._fences).values(subscription=subscription, ticket=storable(ticket.id), fence=ticket.fence)
+        home, id_ = storable(ticket.home), storable(ticket.id)
+        fence = insert(self._fences).values(subscription=subscription, stream=home, ticket=id_, fence=ticket.fence)
         _require_transaction(connection, fence)
         kept = fence.on_conflict_do_update(
-            index_elements=["subscription", "ticket"],
+            index_elements=["subscription", "stream", "ticket"],
             set_={"fence": fence.excluded.fence},
             where=self._fences.c.fence <= fence.excluded.fence,
         )

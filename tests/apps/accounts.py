@@ -17,6 +17,7 @@ from bridge.sql import Inbox
 app = Celery("accounts", broker=os.environ.get("CELERY_BROKER_URL"))
 bridge.install(app)
 app.conf.update(bridge_lease=2.0, bridge_leader_lease=2.0, bridge_backoff={"base": 0.05, "factor": 2.0, "limit": 1.0})
+app.conf.update(bridge_follows=[{"stream": "older_stream"}])
 inbox = Inbox()
 
 

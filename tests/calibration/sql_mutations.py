@@ -30,5 +30,7 @@ SQL_MUTATIONS = [
         "return True",
     ),
     _inbox("two tickets share a fence", 'text.replace("\\\\", "\\\\\\\\").replace', "text.replace"),
+    _inbox("two streams share a fence", "storable(ticket.home), ", '"", '),
+    _inbox("two versions have fences of their own", "storable(ticket.home), ", "stream, "),
     _inbox("autocommit is not noticed", '"autocommit", False) is True', '"autocommit", False) is None'),
 ]

@@ -83,6 +83,9 @@ CHARGED = frozenset({Kind.FAILED, Kind.FAILED_OWING})
 ASKED_TO_END = TERM_SIGNAL - 256
 
 
+_Calls = tuple[Callable[[TicketContext], None], Callable[[], bool], Callable[[], str]]
+
+
 class CutOff(NamedTuple):
     """What ended a Celery message half way, and the fence that it was running; 0: none."""
 
@@ -101,7 +104,7 @@ class Execution:
         self.hostname = hostname
         self.states = States(lane, versions_of(app), writer)
         #: (incarnation, what `_calls_of` returned for it).
-        self._calls: tuple[str, tuple[Callable[[TicketContext], None], Callable[[], bool]]] | None = None
+        self._calls: tuple[str, _Calls] | None = None
         #: First fence of a Celery message -> what cut it off. For pools within the main process.
         self.cut_off: dict[int, CutOff] = {}
         # The keys of all partitions, and those beside the stream itself.
@@ -164,15 +167,18 @@ class Execution:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
         max_attempts = self._max_attempts(task, own)
+        write_success, lease_holds, home = self._calls_of(incarnation)
         context = TicketContext(
             delivery.ticket,
             delivery.message_id,
             delivery.attempt,
             delivery.fence,
             max_attempts,
-            *self._calls_of(incarnation),
+            write_success,
+            lease_holds,
             delivery.lost,
             self.lane,
+            home,
         )
         delivery.context = context
         if task.bridge_state:
@@ -204,11 +210,17 @@ class Execution:
             with result_in(self.lane, delivery.message_id):
                 task.backend.mark_as_revoked(delivery.message_id, "expired")
 
-    def _calls_of(self, incarnation: str) -> tuple[Callable[[TicketContext], None], Callable[[], bool]]:
-        """How a message of ``incarnation`` writes its success, and asks for its lease. The same for all messages."""
+    def _calls_of(self, incarnation: str) -> _Calls:
+        """How a message of ``incarnation`` writes its success, and asks for its lease and its ticket's home. The same
+        for all messages.
+        """
         known = self._calls
         if known is None or known[0] != incarnation:
-            calls = partial(self._write_early, incarnation), partial(self.shared.holds, incarnation)
+            calls = (
+                partial(self._write_early, incarnation),
+                partial(self.shared.holds, incarnation),
+                partial(self.states.home, incarnation),
+            )
             # Set in one step, for pools with threads.
             known = self._calls = (incarnation, calls)
         return known[1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from bridge.app.state_home import home_in
-from bridge.routing.errors import PayloadError
+from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.keys import LaneKeys
 
 if TYPE_CHECKING:
@@ -44,6 +44,16 @@ class States:
 
     def key(self, incarnation: str, ticket: str) -> str:
         """The key of the ticket's state. Raises `LeaseOver`."""
+        return self._home(incarnation).state(ticket)
+
+    def home(self, incarnation: str) -> str:
+        """The stream under whose name the states are kept. Raises `StaleFence` when the lease ended first."""
+        try:
+            return self._home(incarnation).stream
+        except LeaseOver:
+            raise StaleFence("the lease ended before the server answered") from None
+
+    def _home(self, incarnation: str) -> LaneKeys:
         keys = self._keys
         if keys is None:
             homes = [("GET", LaneKeys(stream, self._group).state_home) for stream in self._versions]
@@ -55,7 +65,7 @@ class States:
                 _, reply = self._ask(incarnation, [("SET", own, stream, "NX"), ("GET", own)])
                 stream = reply.decode() if isinstance(reply, bytes) else stream
             keys = self._keys = LaneKeys(stream, self._group)
-        return keys.state(ticket)
+        return keys
 
     def read(self, incarnation: str, tickets: Iterable[str]) -> dict[str, State]:
         """Ticket -> its state. Not of all, when they are large: `read` the others one by one. Raises `LeaseOver`."""

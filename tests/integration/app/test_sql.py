@@ -57,9 +57,14 @@ def engine(postgres: Postgres) -> Iterator[Engine]:
     made.dispose()
 
 
+#: Newer versions of the stream `s`, and its partitions: its fences are theirs.
+HOMES = {"s:v2": "s", "s:p1": "s"}
+
+
 def message(id_: str, fence: int, ticket: str = "T1", group: str = "shop", stream: str = "s") -> TicketContext:
     lane = LaneSettings(stream=stream, group=group)
-    return TicketContext(ticket, id_, 1, fence, 5, lambda _: None, lambda: True, lane=lane)
+    home = HOMES.get(stream, stream)
+    return TicketContext(ticket, id_, 1, fence, 5, lambda _: None, lambda: True, lane=lane, home=lambda: home)
 
 
 def add(engine: Engine, ticket: TicketContext | None, n: int) -> bool:
@@ -77,8 +82,10 @@ def lines(engine: Engine, ticket: str = "T1") -> list[int]:
         return list(found.scalars())
 
 
-#: An execution: ticket, number of its message, fence, and whether the task raises before the commit.
-Execution = tuple[str, int, int, bool]
+#: An execution: stream, ticket, number of its message, fence, and whether the task raises before the commit.
+Execution = tuple[str, str, int, int, bool]
+#: The last one belongs to another app, which has the default group, too.
+STREAMS = ("s", *HOMES, "other")
 #: Tickets with what PostgreSQL cannot store, and what could be taken for it.
 TICKETS = ("T1", "\0", "\\0", "\\\0")
 
@@ -91,17 +98,19 @@ def follow(inbox: Any, engine: Engine, executions: Iterable[Execution]) -> None:
     """Handles messages as workers would, and compares each end with a model of what the inbox promises."""
     with engine.begin() as connection:
         connection.execute(text("TRUNCATE account, bridge_inbox, bridge_fences"))
-    fences: dict[str, int] = {}
-    done: set[tuple[str, int]] = set()
+    fences: dict[tuple[str, str], int] = {}
+    done: set[tuple[str, str, int]] = set()
     added: list[int] = []
-    for ticket, n, fence, raises in executions:
-        is_stale = fence < fences.get(ticket, 0)
-        is_first = (ticket, n) not in done
+    for stream, ticket, n, fence, raises in executions:
+        at = (HOMES.get(stream, stream), ticket)
+        is_stale = fence < fences.get(at, 0)
+        is_first = (stream, ticket, n) not in done
         ended: object = None
         try:
             with engine.begin() as connection:
                 # Messages of two tickets have two ids.
-                ended = inbox.first(connection, message(f"{n}-{TICKETS.index(ticket)}", fence, ticket))
+                id_ = f"{n}-{TICKETS.index(ticket)}"
+                ended = inbox.first(connection, message(id_, fence, ticket, stream=stream))
                 if ended:
                     connection.execute(text("INSERT INTO account (ticket, n) VALUES ('T1', :n)"), {"n": n})
                 if raises:
@@ -112,16 +121,18 @@ def follow(inbox: Any, engine: Engine, executions: Iterable[Execution]) -> None:
             pass
         assert ended is (StaleFence if is_stale else is_first)
         if not is_stale and not raises:
-            fences[ticket] = fence
+            fences[at] = fence
             if is_first:
-                done.add((ticket, n))
+                done.add((stream, ticket, n))
                 added.append(n)
         assert lines(engine) == added
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(TICKETS), st.integers(1, 3), st.integers(1, 6), st.booleans()),
+        st.tuples(
+            st.sampled_from(STREAMS), st.sampled_from(TICKETS), st.integers(1, 3), st.integers(1, 6), st.booleans()
+        ),
         min_size=1,
         max_size=12,
     )
@@ -145,14 +156,16 @@ def test_each_defect_of_the_inbox_is_noticed(mutation: Mutation, engine: Engine)
     broken = ModuleType("broken")
     exec(compile(mutated(mutation)[FILE], FILE, "exec"), broken.__dict__)
     executions = [
-        ("T1", 1, 10, False),
-        ("T1", 1, 11, False),
-        ("T1", 2, 9, False),
-        ("T1", 2, 12, True),
-        ("T1", 2, 13, False),
-        ("T1", 3, 12, False),
-        ("\0", 1, 20, False),
-        ("\\0", 1, 15, False),
+        ("s", "T1", 1, 10, False),
+        ("s", "T1", 1, 11, False),
+        ("s", "T1", 2, 9, False),
+        ("s", "T1", 2, 12, True),
+        ("s", "T1", 2, 13, False),
+        ("s", "T1", 3, 12, False),
+        ("s", "\0", 1, 20, False),
+        ("s", "\\0", 1, 15, False),
+        ("other", "T1", 1, 5, False),
+        ("s:v2", "T1", 1, 12, False),
     ]
 
     def judge(inbox: Any) -> None:
@@ -261,8 +274,17 @@ def test_subscriptions_tickets_and_streams_are_apart(engine: Engine) -> None:
     assert add(engine, message("1-0", 10), 1)
     assert add(engine, message("1-0", 5, group="audit"), 2)
     assert add(engine, message("1-1", 5, ticket="T2"), 3)
-    # A later version of the stream may give the same id again; the fences of a ticket go on.
-    assert add(engine, message("1-0", 11, stream="s:v2"), 4)
+    assert add(engine, message("1-0", 5, stream="other"), 4)
+
+
+@pytest.mark.parametrize("stream", HOMES)
+def test_fences_of_a_ticket_go_on_over_versions_and_partitions(stream: str, engine: Engine) -> None:
+    assert add(engine, message("1-0", 10), 1)
+    # The other stream may give the same id again.
+    assert add(engine, message("1-0", 11, stream=stream), 2)
+    for late in (message("2-0", 10), message("2-0", 10, stream=stream)):
+        with pytest.raises(StaleFence):
+            add(engine, late, 3)
 
 
 def test_a_call_without_the_bridge_is_always_the_first(engine: Engine) -> None:
@@ -317,7 +339,7 @@ def test_the_page_shows_a_task_that_works(engine: Engine, postgres: Postgres) ->
 def test_kills_before_and_after_the_commit_lose_and_double_nothing(
     engine: Engine, postgres: Postgres, nodes: NodeYard, own_server: EmbeddedServer
 ) -> None:
-    keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    older, newer = (LaneKeys(stream, "concurrency_stream_group") for stream in ("older_stream", "ticket_stream"))
     redis: Redis = own_server.client(decode_responses=True)
     pushed: dict[str, list[int]] = {}
     for n in range(60):
@@ -325,13 +347,22 @@ def test_kills_before_and_after_the_commit_lose_and_double_nothing(
         payload: dict[str, Any] = {"n": n}
         if n % 11 == 3:
             payload["dies"] = "after" if n % 2 else "before"
-        redis.xadd(keys.stream, {"ticket_id": ticket, "task": "accounts.add", "payload": json.dumps(payload)})
+        stream = older.stream if n < 30 else newer.stream
+        redis.xadd(stream, {"ticket_id": ticket, "task": "accounts.add", "payload": json.dumps(payload)})
         pushed.setdefault(ticket, []).append(n)
     nodes.master("m1", app=APP, env={"ACCOUNTS_URL": postgres.url}, wait=False)
     arguments = ("--concurrency=2", *QUICK)
     nodes.worker("w1", app=APP, arguments=arguments, env={"ACCOUNTS_URL": postgres.url}, wait=False)
-    wait_until(lambda: redis.hget(keys.counts, "done") == "60", description="all messages", timeout_s=90)
+
+    def counted(what: str) -> int:
+        return sum(int(redis.hget(keys.counts, what) or 0) for keys in (older, newer))
+
+    wait_until(lambda: counted("done") == 60, description="all messages", timeout_s=90)
     assert {ticket: lines(engine, ticket) for ticket in pushed} == pushed
     # The kills took place: some messages were delivered again.
-    assert int(redis.hget(keys.counts, "lost") or 0) + int(redis.hget(keys.counts, "retried") or 0) > 0
+    assert counted("lost") + counted("retried") > 0
+    # A ticket has one fence over both versions of the stream, under the name of the older one.
+    with engine.begin() as connection:
+        found = connection.execute(text("SELECT stream, ticket FROM bridge_fences"))
+        assert sorted(map(tuple, found)) == [("older_stream", ticket) for ticket in sorted(pushed)]
     redis.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.errors import StaleFence
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
 from bridge.worker.pool.delivery import Delivery
 from bridge.worker.pool.execute import ASKED_TO_END, Execution
-from tests.unit.worker.kept_outcomes import LIFE, Writer, heads
+from tests.unit.worker.kept_outcomes import LIFE, KeepingWriter, Writer, heads
 
 
 def test_a_bundle_starts_nothing_when_the_lease_ended_while_it_wrote() -> None:
@@ -169,3 +171,36 @@ def test_a_message_is_charged_for_the_end_of_its_process_unless_that_was_asked_t
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_home_of_a_ticket_is_asked_for_once_and_not_after_the_lease() -> None:
+    """A task asks for it when it compares fences in a store of its own."""
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", set_as_current=False))
+    app.conf.update(bridge_stream="orders:v2", bridge_follows=[{"stream": "orders"}])
+    shared = SharedPage()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
+    found: list[object] = []
+
+    @app.task(bind=True, name="shop.pay", lazy=False, shared=False)
+    def pay(self: Any, ticket_id: str, payload: Any) -> None:
+        try:
+            found.append(self.ticket.home)
+        except StaleFence as stale:
+            found.append(type(stale))
+
+    app.finalize()
+    asked: list[Sequence[Sequence[Any]]] = []
+
+    class AskedWriter(KeepingWriter):
+        def ask(self, incarnation: str, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
+            assert incarnation == LIFE
+            asked.append(commands)
+            # Another worker has named the home at the same moment.
+            return None if len(asked) == 1 else [None, None] if commands[0][0] == "GET" else [None, b"orders:v0"]
+
+    writer: Any = AskedWriter()
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
+    for n in range(3):
+        execution.trace(Delivery("T1", f"{n}-0", n, 1, pay.name, ["T1", 3], {}), LIFE, {"id": f"{n}-0"})
+    assert found == [StaleFence, "orders:v0", "orders:v0"]
+    assert len(asked) == 3
