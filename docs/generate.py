@@ -221,7 +221,7 @@ def push_keys() -> str:
         (keys.layout_copy_key("STREAM"), keys.layout_copy_key),
         (keys.push_guard(keys.push_prefix("STREAM"), "RUN"), keys.push_guard),
         (keys.push_once("STREAM", "KEY"), keys.push_once),
-        (keys.push_prefix("STREAM") + ":tickets:<period>", keys.push_tickets),
+        (keys.push_prefix("STREAM") + ":tickets:<0 or 1>", keys.push_tickets),
         (keys.push_waiting("STREAM"), keys.push_waiting),
     ]
     return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])

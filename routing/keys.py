@@ -373,9 +373,11 @@ def push_once(stream: str, idempotency_key: str) -> str:
     return f"{push_prefix(stream)}:once:{quote(idempotency_key, safe='@.-_')}"
 
 
-def push_tickets(prefix: str, period: int) -> str:
-    """Hash ticket -> last sequence number, with EX: tickets that were written to in one period. Expires."""
-    return f"{prefix}:tickets:{period}"
+def push_tickets(prefix: str, which: int) -> str:
+    """Hash with EX, ticket -> last sequence number, and "" -> ``<began, Unix s> <life, s>``: tickets that were written
+    to. Of the two, 0 and 1, one is written to. When its life is over it is left to expire, and the other one begins.
+    """
+    return f"{prefix}:tickets:{which}"
 
 
 def http_consumer(stream: str, incarnation: str) -> str:

@@ -94,33 +94,28 @@ class Partition:
 
 @dataclass(frozen=True)
 class Tickets:
-    """The last numbers of tickets that were written to a stream, in hashes of a period each."""
+    """The last numbers of tickets that were written to a stream."""
 
     stream: str
     #: Beginning of the hashes' keys.
     prefix: str
-    #: Periods since 1970, each ``guard_ttl_s`` long.
-    period: int
     high_water: int | None
+    #: How long a number is kept at least.
     guard_ttl_s: int
 
     def arguments(
         self, present: bytes, columns: Columns, places: Places | None
     ) -> tuple[list[Argument], list[Argument]]:
-        """Keys and arguments of a chunk, up to its rows.
-
-        Rows from a writer whose clock is one period ahead or behind are seen too.
-        """
+        """Keys and arguments of a chunk, up to its rows."""
         places = places or places_of(self.stream, Layout(), ())
-        keys: list[Argument] = [layout_key(self.stream)]
-        keys += (push_tickets(self.prefix, self.period + ahead) for ahead in (0, 1, -1))
-        keys += places.streams
+        numbers = (push_tickets(self.prefix, one) for one in (0, 1))
+        keys: list[Argument] = [layout_key(self.stream), *numbers, *places.streams]
         return keys, [
             places.layout.text,
             places.numbers,
             *places.signs,
             _or_none(self.high_water),
-            3 * self.guard_ttl_s,
+            self.guard_ttl_s,
             present,
             *columns.arguments(),
         ]

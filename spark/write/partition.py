@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 import redis
@@ -75,7 +73,7 @@ def write_partition(
     appending: Appending | PerTicket
     if once is Idempotence.TICKET:
         appending = PerTicket(
-            link, partial(_tickets, options), columns, patience, chunk_rows=options.chunk_size, url=options.url
+            link, _tickets(options), columns, patience, chunk_rows=options.chunk_size, url=options.url
         )
     else:
         at = Partition(options.stream, guard, epoch, number, layout.partitions, options.high_water, options.guard_ttl)
@@ -168,9 +166,9 @@ def _not_reached(options: WriteOptions) -> Callable[[str], TicketBridgeError]:
 
 
 def _tickets(options: WriteOptions) -> Tickets:
-    """Where the last sequence numbers of tickets are kept now."""
+    """Where the last sequence numbers of tickets are kept."""
     prefix = options.guard_key or push_prefix(options.stream)
-    return Tickets(options.stream, prefix, int(time.time()) // options.guard_ttl, options.high_water, options.guard_ttl)
+    return Tickets(options.stream, prefix, options.high_water, options.guard_ttl)
 
 
 def _noting(link: Link, options: WriteOptions, who: str) -> Callable[[str, float], None]:

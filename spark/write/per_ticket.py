@@ -8,7 +8,7 @@ written. A chunk whose answer was lost is sent again, and the rows that it wrote
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from bridge.routing.errors import StreamFull, TicketBridgeError
 from bridge.routing.layouts import layout_of, lost_layout
@@ -26,9 +26,9 @@ class PerTicket:
     """One attempt at one partition: ``add`` its rows, each ticket's in order, then ``finish``."""
 
     def __init__(
-        self, link: Link, at: Callable[[], Tickets], columns: Columns, patience: Patience, *, chunk_rows: int, url: str
+        self, link: Link, at: Tickets, columns: Columns, patience: Patience, *, chunk_rows: int, url: str
     ) -> None:
-        """``at`` says where the numbers are kept now. ``url`` is for errors only, without its secrets."""
+        """``url`` is for errors only, without its secrets."""
         self._link, self._at, self._columns, self._patience = link, at, columns, patience
         self._chunk_rows, self._url = chunk_rows, url
         #: How many rows were added, and how many of them were in the stream before.
@@ -62,8 +62,7 @@ class PerTicket:
 
     def _append(self, rows: EncodedRows, start: int, end: int) -> int:
         """Appends one chunk; returns how many of its rows were new."""
-        # Read for each chunk: a task may take longer than the numbers are kept.
-        at = self._at()
+        at = self._at
         while True:
             hashes = rows.hashes(start, end) if self._layout.is_split else ()
             places = places_of(at.stream, self._layout, hashes)

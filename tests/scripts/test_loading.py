@@ -57,7 +57,7 @@ pytestmark = pytest.mark.scripts
 #: A write from outside.
 PUSHED = Columns(("ticket_id", "payload"))
 AT = Partition("ticket_stream", "{ticket_stream}/push/run", 0, 0, 1, None, 60)
-NUMBERS = Tickets("ticket_stream", "{ticket_stream}/push", 7, None, 60)
+NUMBERS = Tickets("ticket_stream", "{ticket_stream}/push", None, 60)
 #: A push to a stream that is not split.
 PLACES = places_of("ticket_stream", Layout(), [0])
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bridge.routing.keys import push_tickets, push_waiting
+from bridge.routing.keys import push_prefix, push_tickets, push_waiting
 from bridge.routing.pushes import (
     Answer,
     Columns,
@@ -22,6 +24,7 @@ from bridge.routing.pushes import (
 )
 from bridge.routing.return_codes import ReturnCode
 from tests.scripts.world import World, changes, entries_of
+from tests.ticket_numbers import numbers_are_older
 
 pytestmark = pytest.mark.scripts
 
@@ -30,7 +33,7 @@ TWO = Columns(("ticket_id", "payload"))
 THREE = Columns(("ticket_id", "task", "payload"))
 AT = Partition(STREAM, guard_of(STREAM, "orders {1}: a\nb"), 0, 3, 4, None, 60)
 LIFE_S = 60
-TICKETS = Tickets(STREAM, "{ticket_stream}/push", 7, None, LIFE_S)
+TICKETS = Tickets(STREAM, "{ticket_stream}/push", None, LIFE_S)
 
 
 def rows(*tickets: str) -> list[bytes]:
@@ -156,14 +159,46 @@ def test_only_numbers_that_are_larger_than_their_tickets_last_are_appended(empty
     before = empty.snapshot()
     assert append_per_ticket(empty.client, TICKETS, TWO, chunk((2, "A"), (1, "B"))).detail == "0"
     assert changes(before, empty.snapshot()) == set()
-    # In one chunk, too; and what a neighbouring period knows counts
-    assert (
-        append_per_ticket(empty.client, replace(TICKETS, period=8), TWO, chunk((2, "A"), (3, "A"), (3, "A"))).detail
-        == "1"
-    )
+    # In one chunk, too
+    assert append_per_ticket(empty.client, TICKETS, TWO, chunk((2, "A"), (3, "A"), (3, "A"))).detail == "1"
     assert append_per_ticket(empty.client, TICKETS, TWO, chunk((3, "A"), (10, "B"), (9, "B"))).detail == "1"
     assert tickets_in(empty) == ["A", "A", "B", "A", "B"]
-    assert 0 < empty.client.ttl(push_tickets(TICKETS.prefix, 7)) <= 3 * LIFE_S
+    assert 0 < empty.client.ttl(push_tickets(TICKETS.prefix, 0)) <= LIFE_S
+
+
+#: Seconds that pass, who writes to which ticket, and for how long a number that it writes must be found.
+WRITES = st.lists(
+    st.tuples(st.sampled_from((0, 50, 150, 350)), st.sampled_from("AB"), st.sampled_from((100, 400))),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(writes=WRITES)
+# The hash that is left to expire is not gone when the life of the other one is over.
+@example(writes=[(0, "A", 400), (350, "A", 400), *[(50, "B", 100)] * 3, (150, "A", 100)])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_number_is_found_for_its_life_whatever_life_others_have_and_expires_after_two(
+    empty: World, writes: list[tuple[int, str, int]]
+) -> None:
+    client = empty.client
+    client.flushdb()
+    now = 0
+    #: Ticket -> its last number; until when it must be found, and may be.
+    last: dict[str, tuple[int, int, int]] = {}
+    longest = max(life_s for _, _, life_s in writes)
+    for number, (passed_s, ticket, life_s) in enumerate(writes):
+        now += passed_s
+        numbers_are_older(client, TICKETS.prefix, passed_s)
+        at = replace(TICKETS, guard_ttl_s=life_s)
+        if ticket in last:
+            known, must, may = last[ticket]
+            again = append_per_ticket(client, at, TWO, [b"%d" % known, ticket.encode(), b"1"])
+            assert not (now < must and again.detail == "1"), "a number was forgotten within its life"
+            assert not (now > may and again.detail == "0"), "a number was kept for longer than two lives"
+        assert append_per_ticket(client, at, TWO, [b"%d" % number, ticket.encode(), b"1"]).detail == "1"
+        last[ticket] = number, now + life_s, now + 2 * longest
+        assert len(list(client.scan_iter(push_prefix(STREAM) + ":tickets:*"))) <= 2
 
 
 def test_rows_that_are_there_already_need_no_room(empty: World) -> None:

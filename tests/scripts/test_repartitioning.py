@@ -153,7 +153,7 @@ def test_no_push_is_accepted_that_goes_by_the_layout_before(followed: World) -> 
         client, Partition(STREAM, guard, 0, 0, 1, None, 60), "0 0", "2 7", columns, 2 * ticket, places=places
     )
     numbered = append_per_ticket(
-        client, Tickets(STREAM, "{orders}/push", 7, None, 60), columns, [b"1", *ticket, b"2", *ticket], places=places
+        client, Tickets(STREAM, "{orders}/push", None, 60), columns, [b"1", *ticket, b"2", *ticket], places=places
     )
     for answer in (once, numbered):
         assert (answer.code, answer.detail) == (ReturnCode.LAYOUT, NEW.text)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +16,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.routing.errors import PayloadError, RowsMissing, RunChanged
+from bridge.routing.keys import push_prefix
 from bridge.routing.pushes import guard_of
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.wire.address import connect
@@ -29,6 +29,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.proxies import Proxy
 from tests.integration.spark.spark_writes import LOG, STREAM, batch, cut, entries, log, partition, sequence, writer
 from tests.keycheck import check_keys
+from tests.ticket_numbers import numbers_are_older
 
 SEED = 20261121
 
@@ -106,23 +107,18 @@ def test_a_guard_that_something_else_wrote_is_one_clear_line(valkey: EmbeddedSer
         partition(valkey.url, iter([log(1)]))
 
 
-def test_the_numbers_of_tickets_are_kept_for_as_long_as_they_are_written(
-    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_numbers_of_tickets_are_kept_for_as_long_as_they_are_written(valkey: EmbeddedServer) -> None:
     # Given a task that takes many times as long as numbers are kept for
-    now = time.time()
-    monkeypatch.setattr("bridge.spark.write.partition.time.time", lambda: now)
     options = {"idempotence": "ticket", "seqColumn": "seq", "guardTtl": "300", "maxWait": "100"}
 
     def slowly() -> Iterator[pa.RecordBatch]:
-        nonlocal now
-        for row in range(8):
-            yield batch(("A", row, "{}"))
-            now += 300
+        with valkey.client() as client:
+            for row in range(8):
+                numbers_are_older(client, push_prefix(STREAM), 299)
+                yield batch(("A", row, "{}"))
 
     assert partition(valkey.url, slowly(), **options).found == 0
     # When another attempt follows at once: then it finds all that is recent enough to be tried again
-    now -= 300
     again = partition(valkey.url, iter([batch(*(("A", row, "{}") for row in range(8)))]), **options)
     assert again.found == 8
     assert len(entries(valkey)) == 8
@@ -351,14 +347,11 @@ def test_by_ticket_two_attempts_at_once_write_each_row_once(server: EmbeddedServ
     assert sequence(server) == list(range(600))
 
 
-def test_by_ticket_what_was_written_by_a_clock_that_is_ahead_is_seen(
-    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"idempotence": "ticket", "seqColumn": "seq", "fields": "seq,payload", "guardTtl": "2000"}
-    now = time.time()
-    for skew_s in (1900, 0, 1900):
-        monkeypatch.setattr("bridge.spark.write.partition.time.time", lambda skew_s=skew_s: now + skew_s)
-        partition(valkey.url, iter([log(70)]), **options)
+@pytest.mark.parametrize(("first", "then"), [("604800", "2592000"), ("2592000", "604800"), ("604800", "2000")])
+def test_by_ticket_another_guard_ttl_finds_what_was_written(valkey: EmbeddedServer, first: str, then: str) -> None:
+    options = {"idempotence": "ticket", "seqColumn": "seq", "fields": "seq,payload"}
+    for life_s, found in ((first, 0), (then, 70), (first, 70)):
+        assert partition(valkey.url, iter([log(70)]), guardTtl=life_s, **options).found == found
     assert sequence(valkey) == list(range(70))
 
 
