@@ -215,7 +215,7 @@ def version_keys() -> str:
 
 
 def push_keys() -> str:
-    """The keys beside a stream: its layout, and what pushes keep."""
+    """The keys beside a stream: its layout, what pushes keep, and the incarnations of HTTP consumers."""
     made = [
         (keys.layout_key("STREAM"), keys.layout_key),
         (keys.layout_copy_key("STREAM"), keys.layout_copy_key),
@@ -223,6 +223,7 @@ def push_keys() -> str:
         (keys.push_once("STREAM", "KEY"), keys.push_once),
         (keys.push_prefix("STREAM") + ":tickets:<0 or 1>", keys.push_tickets),
         (keys.push_waiting("STREAM"), keys.push_waiting),
+        (keys.http_consumer("STREAM", "<incarnation>"), keys.http_consumer),
     ]
     return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from bridge.protocol.outcome_limits import ERROR_CHARS, MOST_DELAY_S, MOST_ERROR_CHARS
 from bridge.protocol.outcomes import LARGEST
@@ -15,10 +16,17 @@ MOST_SLOTS = 1000
 MOST_WAIT_S = 60
 
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
+
+
 def _plain(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must have printable characters only")
     return text
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
 
 
 #: The form of a message id, in all layouts of a stream.
@@ -27,7 +35,8 @@ MESSAGE_ID = r"^[0-9]{1,20}-[0-9]{1,20}(@(g[0-9]{1,10})?p[0-9]{1,4})?$"
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,199}$")]
 Incarnation = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MessageId = Annotated[str, StringConstraints(pattern=MESSAGE_ID)]
-Fence = Annotated[int, Field(strict=True, ge=1, lt=LARGEST)]
+#: In a CloudEvent the fence is text, which comes back as it was received.
+Fence = Annotated[int, BeforeValidator(_number), Field(strict=True, ge=1, lt=LARGEST)]
 Task = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(_plain)]
 
 

@@ -38,6 +38,7 @@ SHARED = ("lease", "max_attempts", "max_payload", "bundle_ms")
 #: Settings that only masters use, which may take each other's place.
 OF_MASTERS = (
     *("master", "default_task", "policy", "leader_lease", "on_dead", "unknown_after", "history", "retention", "window"),
+    *("window_bytes", "filter", "backoff", "breaker", "dead_max", "max_deliveries", "max_lag"),
 )
 #: Names of an app that say nothing.
 NAMELESS = (None, "", "__main__")

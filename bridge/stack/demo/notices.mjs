@@ -76,7 +76,7 @@ async function serve() {
   const { incarnation, lease_ms } = registered;
 
   // Self-fencing: after the deadline nothing is handled or acknowledged. It counts from before the call, so it comes
-  // before the lease ends.
+  // before the lease ends. This clock stands still while the machine is suspended.
   let deadline = registered.sent + 0.95 * lease_ms;
   const check = () => { if (performance.now() > deadline) throw new LeaseOver(); };
   async function renew() {

@@ -10,8 +10,18 @@ from celery import Celery
 from redis import Redis
 
 import bridge
-from bridge.protocol.agreement import LANE_FORMAT, app_name, arrive, differences, facts, package_version
+from bridge.protocol.agreement import (
+    LANE_FORMAT,
+    OF_MASTERS,
+    SHARED,
+    app_name,
+    arrive,
+    differences,
+    facts,
+    package_version,
+)
 from bridge.routing.errors import ConfigurationError
+from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
 
 
@@ -100,3 +110,17 @@ def test_differences_are_named_with_both_values(server: EmbeddedServer) -> None:
     assert differences(worker, {}) == []
     assert differences({}, {}) == []
     assert orjson.loads(orjson.dumps(master)) == master
+
+
+def test_all_settings_of_a_lane_that_masters_use_are_compared() -> None:
+    #: Those that name the lane, and those that a pool process alone uses.
+    others = {"stream", "group", "max_state", "state_ttl"}
+    assert {*SHARED, *OF_MASTERS} == {*LaneSettings.model_fields} - others
+
+
+def test_masters_with_another_filter_differ(server: EmbeddedServer) -> None:
+    mine = facts_of(make(server, "shop", filter={"kind": ["a"]}), master=True)
+    theirs = facts_of(make(server, "shop", filter={"kind": ["b"]}), master=True)
+    assert differences(mine, orjson.loads(orjson.dumps(mine))) == []
+    [found] = differences(orjson.loads(orjson.dumps(mine)), orjson.loads(orjson.dumps(theirs)))
+    assert found.startswith("bridge_filter is ")
