@@ -40,10 +40,12 @@ def conditions_of(app: Celery, own: frozenset[str]) -> Conditions:
     return Conditions(frozenset(app.amqp.queues.consume_from) - own, limited)
 
 
-def runnable_tasks(app: Celery, lane_tasks: frozenset[str], queues: frozenset[str]) -> RunnableTasks:
+def runnable_tasks(
+    app: Celery, lane_tasks: frozenset[str], queues: frozenset[str], *, bundles: bool = True
+) -> RunnableTasks:
     """The part of the registration about tasks, for a worker of ``app`` that consumes ``queues``.
 
-    ``lane_tasks``: the tasks that belong to the lane.
+    ``lane_tasks``: the tasks that belong to the lane. ``bundles``: whether the worker takes bundles at all.
     """
     router = Router(app.amqp.routes, _Queues(app.amqp.queues), app=app)
     found = RunnableTasks([], sorted(queues), {}, {})
@@ -55,6 +57,8 @@ def runnable_tasks(app: Celery, lane_tasks: frozenset[str], queues: frozenset[st
             continue
         found.tasks.append(name)
         own = traits_of(task)
+        if not bundles:
+            own["bundle"] = False
         if own:
             found.traits[name] = own
     return found

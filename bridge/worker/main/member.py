@@ -78,6 +78,8 @@ class Member:
         self.forks = False
         #: Whether Celery can end a running task: in pool processes and greenlets it can, in threads not.
         self.can_end = False
+        #: Whether Celery replaces a pool process after a number of tasks. It would count a bundle as one.
+        self._counts_tasks = False
         self.lease: Lease | None = None
         self._warm_shutdown: WarmShutdown | None = None
         #: Its unfinished requests.
@@ -213,8 +215,9 @@ class Member:
         pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
         self._slots = slots
-        self.refresh_tasks(conditions)
         self.forks = pool == "prefork"
+        self._counts_tasks = self.forks and consumer.controller.max_tasks_per_child is not None
+        self.refresh_tasks(conditions)
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:
             logger.warning(
@@ -261,7 +264,9 @@ class Member:
         conditions = conditions._replace(limited=conditions.limited & self.app_lane.tasks)
         if conditions == self._said_for or self._is_stopping:
             return
-        self._runnable_tasks = runnable_tasks(self.app, self.app_lane.tasks, conditions.queues)
+        self._runnable_tasks = runnable_tasks(
+            self.app, self.app_lane.tasks, conditions.queues, bundles=not self._counts_tasks
+        )
         before, self._said_for = self._said_for, conditions
         if before is not None and before.limited != conditions.limited:
             # What waits here was sent by the limits before: bundles without one, or single messages at a slow one.

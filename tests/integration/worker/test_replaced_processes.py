@@ -1,0 +1,46 @@
+"""Celery replaces a pool process after a number of tasks, of which each message is one, or when it is too large."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
+from tests.integration.lanes import LaneUnderTest
+
+MESSAGES = 60
+
+
+def ran(lane: LaneUnderTest, option: str) -> Counter[int]:
+    """Pool process -> the messages that it ran, of a backlog of short tasks, which would go out in bundles."""
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=2", option)
+    lane.wait_consumers(1)
+    for n in range(MESSAGES):
+        lane.push(f"T{n % 20}", {"n": n // 20})
+    lane.wait_done(MESSAGES)
+    lane.assert_at_rest()
+    lines = [json.loads(line) for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return Counter(pid for kind, *_, pid in lines if kind == "start")
+
+
+@pytest.fixture
+def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS="50")
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_pool_process_runs_no_more_messages_than_the_option_says(lane: LaneUnderTest, most: int) -> None:
+    found = ran(lane, f"--max-tasks-per-child={most}")
+    assert found.total() == MESSAGES
+    assert max(found.values()) <= most
+
+
+def test_a_pool_process_that_is_too_large_is_replaced_after_its_bundle(lane: LaneUnderTest) -> None:
+    found = ran(lane, "--max-memory-per-child=1")
+    assert found.total() == MESSAGES
+    assert 2 < len(found) < MESSAGES
