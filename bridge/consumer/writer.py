@@ -43,10 +43,13 @@ TIMEOUT_S = 2.0
 
 def has_no_file_descriptor(exc: BaseException | None) -> bool:
     """Whether ``exc`` was raised since no file descriptor was left: the fault is this process's, not the server's."""
-    while exc is not None:
+    # An app makes the chain, which may be a circle. Their classes may define what is equal, so it goes by identity.
+    seen: set[int] = set()
+    while exc is not None and id(exc) not in seen:
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             return True
-        exc = exc.__cause__ or exc.__context__
+        seen.add(id(exc))
+        exc = exc.__cause__ if exc.__cause__ is not None else exc.__context__
     return False
 
 
