@@ -48,14 +48,15 @@ def done(
     return Done([text_of(id_) for id_ in ids], bool(more), text_of(last), frozenset(groups))
 
 
-def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str], str]:
-    """Ids of the messages of up to ``count`` dead letters after ``after``, and the last of these letters.
+def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str], str, int]:
+    """Ids of the messages of up to ``count`` dead letters after ``after``, the last of these letters, and how many
+    letters there were.
 
     ``dead``: the key of a lane's dead letters. Empty ``after``: from the first one on.
     """
-    ids, last = _LETTERS.run(client, [dead], [after, count])
+    ids, last, number = _LETTERS.run(client, [dead], [after, count])
     # A dead letter may have been added by hand.
-    return [id_.decode(errors="replace") for id_ in ids], text_of(last)
+    return [id_.decode(errors="replace") for id_ in ids], text_of(last), number
 
 
 def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:

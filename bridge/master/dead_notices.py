@@ -166,9 +166,9 @@ class DeadNotices:
             described = tuple(read_letter(id_, flat) for id_, flat in page)
             last, number = described[-1].id, len(described)
             while len(page) == DESCRIBED and number < COUNTED:
-                ids, end = letters(redis, lane.keys.dead, last, PAGE)
-                number, last = number + len(ids), end or last
-                if len(ids) < PAGE:
+                _, end, more = letters(redis, lane.keys.dead, last, PAGE)
+                number, last = number + more, end or last
+                if more < PAGE:
                     break
             found.append((lane, LaneNews(lane.keys.stream, lane.name, lane.suffix, lane.told, last, number, described)))
         return found

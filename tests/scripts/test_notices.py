@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
+import bridge
+from bridge.master import dead_notices
+from bridge.master.dead_notices import DeadNotices
+from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import NotLeading
 from bridge.routing.notices import Notices, note_failed, note_told, notices_in
 from tests.scripts.world import TOKEN, World
@@ -46,3 +51,21 @@ def test_only_the_leader_notes_what_was_told(fresh: World) -> None:
     with pytest.raises(NotLeading):
         note_failed(fresh.client, fresh.keys, TOKEN, 6, "no")
     assert kept(fresh) == Notices("0-0")
+
+
+def test_letters_that_were_written_by_hand_are_counted_as_all_others(
+    fresh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given several pages of letters, of which some name no message
+    monkeypatch.setattr(dead_notices, "DESCRIBED", 2)
+    monkeypatch.setattr(dead_notices, "PAGE", 3)
+    for n in range(12):
+        last = fresh.client.xadd(fresh.keys.dead, {"message_id": f"{n}-0"} if n % 4 else {"note": "x"}).decode()
+    # When a master gathers them
+    app = Celery("shop")
+    bridge.install(app)
+    notices = DeadNotices(app, [])
+    notices._lanes["lane"] = dead_notices._Lane(fresh.keys, TOKEN, "lane", "", "0-0")
+    [(_, news)] = notices._gather(with_raw_replies(fresh.client))
+    # Then all are in the notice
+    assert (news.number, news.last) == (12, last)

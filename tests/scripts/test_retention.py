@@ -144,10 +144,10 @@ def test_letters_name_their_messages(fresh: World) -> None:
     ids = fresh.pushed("T", 5)
     for id_ in ids:
         letter(fresh, id_)
-    first, last = letters(fresh.client, fresh.keys.dead, "", 3)
-    second, _ = letters(fresh.client, fresh.keys.dead, last, 3)
-    assert (first, second) == (ids[:3], ids[3:])
-    assert letters(fresh.client, "no such key", "", 3) == ([], "")
+    first, last, _ = letters(fresh.client, fresh.keys.dead, "", 3)
+    second, _, number = letters(fresh.client, fresh.keys.dead, last, 3)
+    assert (first, second, number) == (ids[:3], ids[3:], 2)
+    assert letters(fresh.client, "no such key", "", 3) == ([], "", 0)
 
 
 def test_remove_spares_what_another_group_has_pending(world: World) -> None:
@@ -330,6 +330,19 @@ def test_a_dropped_letter_lets_its_entry_go(fresh: World, clock: Clock, monkeypa
     clock.now_s += bridge.leader.stream.retention.AGAIN_S
     retention.sweep()
     assert left(fresh) == [*ids[:3], ids[4]]
+
+
+@pytest.mark.parametrize("by_hand", [{"note": "x"}, {"message_id": "no id"}], ids=str)
+def test_a_letter_that_was_written_by_hand_hides_no_later_one(
+    by_hand: dict[str, str], fresh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.leader.stream.retention, "LETTERS", 2)
+    ids = acknowledged(fresh, fresh.pushed("T", 7))
+    for id_ in ids[:6]:
+        letter(fresh, id_)
+        fresh.client.xadd(fresh.keys.dead, by_hand)
+    keeper(fresh).sweep()
+    assert left(fresh) == ids[:6]
 
 
 def test_no_entry_goes_while_there_are_letters_that_were_not_read(

@@ -218,12 +218,12 @@ class Retention:
                 # The group of another program.
                 continue
             while True:
-                ids, last = letters(self._term.redis, key, self._read_to.get(key, ""), LETTERS)
+                ids, last, number = letters(self._term.redis, key, self._read_to.get(key, ""), LETTERS)
                 if ids:
                     self._dead.update(ids)
                     self._sorted = None
                 self._read_to[key] = last or self._read_to.get(key, "")
-                if len(ids) < LETTERS:
+                if number < LETTERS:
                     break
                 if time.monotonic() > until:
                     return False
