@@ -308,7 +308,7 @@ class Planner:
                 text = self._envelopes.bundle(*to_whom, packed, self._limits(packed), first=first)
         except Exception as exc:
             self._find_at_fault(consumer, packed)
-            raise MessageAtFault(packed[0].messages[0].id, exc) from exc
+            raise MessageAtFault(self._lane.settings.keys, packed[0].messages[0].id, exc) from exc
         to.texts.append(text)
 
     def _find_at_fault(self, consumer: Consumer, packed: Sequence[Run]) -> None:
@@ -318,7 +318,7 @@ class Planner:
                 try:
                     self._envelopes.plain(consumer.incarnation, consumer.queue, message, offset, attempt, doubt)
                 except Exception as exc:
-                    raise MessageAtFault(message.id, exc) from exc
+                    raise MessageAtFault(self._lane.settings.keys, message.id, exc) from exc
 
     def text_again(self, ticket: Ticket, consumer: Consumer) -> bytes:
         """The whole Celery message of a run in flight, with its fences, and marked as in doubt."""

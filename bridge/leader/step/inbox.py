@@ -2,7 +2,7 @@
 
 An entry that cannot be read is skipped (`bridge.leader.step.unknown_entries`). An outcome that can be read may still
 make the code raise. That is a defect, and one outcome must not stop a lane. The picture may be half changed then, so
-the leader reads the lane again. From then on, every leader of this process skips that outcome.
+the leader reads the lane again. From then on, every leader of the lane in this process skips that outcome.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = get_logger(__name__)
 
 #: Most outcomes that could not be settled and are remembered.
 UNSETTLED = 10_000
-#: These outcomes, as (id of the entry, place in the entry).
-_unsettled: set[tuple[str, int]] = set()
+#: These outcomes, as (outcome stream of the lane, id of the entry, place in the entry).
+_unsettled: set[tuple[str, str, int]] = set()
 
 
 class Inbox:
@@ -69,7 +69,8 @@ class Inbox:
             self._unknown_entries.skip(id_, fields, str(problem), batch, newer=problem.newer)
 
     def _settle(self, id_: str, at: int, outcome: Outcome, batch: Batch) -> None:
-        if _unsettled and (id_, at) in _unsettled:
+        stream = self._lane.settings.keys.outcomes
+        if _unsettled and (stream, id_, at) in _unsettled:
             self._unknown_entries.skip(id_, (), "an outcome that could not be settled", batch)
             return
         try:
@@ -77,5 +78,5 @@ class Inbox:
         except Exception as exc:
             logger.exception("cannot settle an outcome of message %s", outcome.message_id)
             if len(_unsettled) < UNSETTLED:
-                _unsettled.add((id_, at))
+                _unsettled.add((stream, id_, at))
             raise LaneConflict(f"the outcome of message {outcome.message_id} cannot be settled") from exc

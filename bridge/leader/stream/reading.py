@@ -68,7 +68,7 @@ class Reading:
     def ingest(self, entry: Any, batch: Batch) -> None:
         """Takes one pending entry, in the form that a read returns, into the picture."""
         id_ = entry[0].decode()
-        fault = fault_of(id_)
+        fault = fault_of(self._term.keys, id_)
         try:
             found = self._term.parser.parse_entry(entry) if fault is None else unreadable(entry, fault)
             if isinstance(found, Message):
@@ -81,12 +81,12 @@ class Reading:
             raise
         except Exception as exc:
             logger.exception("cannot take in message %s", id_)
-            raise MessageAtFault(id_, exc) from exc
+            raise MessageAtFault(self._term.keys, id_, exc) from exc
 
     def take_late(self, entry: Any, due_ms: int, batch: Batch) -> None:
         """Takes an entry that was delayed, and was moved because it was due at ``due_ms``, into the picture."""
         id_ = entry[0].decode()
-        fault = fault_of(id_)
+        fault = fault_of(self._term.keys, id_)
         try:
             found = self._term.parser.parse(id_, entry[1]) if fault is None else unreadable(entry, fault)
             if isinstance(found, Message):
@@ -105,4 +105,4 @@ class Reading:
             raise
         except Exception as exc:
             logger.exception("cannot take in message %s", id_)
-            raise MessageAtFault(id_, exc) from exc
+            raise MessageAtFault(self._term.keys, id_, exc) from exc
