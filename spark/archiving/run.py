@@ -159,7 +159,11 @@ class _TableRun:
         for progress in self.query.recentProgress:
             if progress.batchId in self._reported or not progress.sources:
                 continue
-            missing = self._missing(progress.batchId, progress.sources[0])
+            [source] = progress.sources
+            # While nothing comes, Spark reports the next epoch, which has not begun.
+            if source.startOffset == source.endOffset:
+                continue
+            missing = self._missing(progress.batchId, source)
             if missing is None:
                 continue
             self._reported.add(progress.batchId)

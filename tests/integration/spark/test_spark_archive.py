@@ -34,6 +34,8 @@ from tests.integration.spark.spark_session import session_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bridge.spark.archiving.run import Archive
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
@@ -54,8 +56,18 @@ def archived(
     session: SparkSession, server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any
 ) -> dict[str, int]:
     """What one run of the job writes, in the session of the tests. Each table is a query, with processes of its own."""
+    from bridge.spark.archiving.run import Run
+
+    asked = archive_of(server, out, only=only, **options)
+    with asked.place.held():
+        asked.claim()
+        return Run(session, asked).run()
+
+
+def archive_of(server: EmbeddedServer, out: Path, *, only: str | None = "messages", **options: Any) -> Archive:
+    """The options of one run."""
     from bridge.spark.archiving.place import ArchivePlace
-    from bridge.spark.archiving.run import Archive, Run
+    from bridge.spark.archiving.run import Archive
     from bridge.spark.archiving.tables import TABLES
 
     asked = Archive(
@@ -63,10 +75,7 @@ def archived(
         tables=tuple(table for table in TABLES if only in (None, table.name)),
         max_rows=100, fail_on_data_loss=True, every_s=None, progress="json",
     )  # fmt: skip
-    asked = replace(asked, **options)
-    with asked.place.held():
-        asked.claim()
-        return Run(session, asked).run()
+    return replace(asked, **options)
 
 
 def rows_of(out: Path, table: str) -> list[Row]:
@@ -274,6 +283,46 @@ def test_entries_trimmed_before_they_were_archived_are_an_error_or_counted(
         with pytest.raises(EntriesLost, match=r"^history: 2 entries"):
             archived(session, valkey, tmp_path, only="history", fail_on_data_loss=None)
     assert len(rows_of(tmp_path, "messages")) == 120
+
+
+def test_a_loss_after_a_rest_is_reported_while_following(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
+) -> None:
+    from bridge.spark.archiving.run import _TableRun
+
+    told: list[dict[str, Any]] = []
+    asked = archive_of(valkey, tmp_path, every_s=0.1, fail_on_data_loss=False)
+    asked.claim()
+
+    def come(epoch: int, *, gone: int) -> None:
+        """Ten entries, of which some have left before they can be read."""
+        with valkey.client() as client, client.pipeline(transaction=True) as pipeline:
+            for number in range(10):
+                pipeline.xadd(KEYS.stream, {"ticket_id": "T", "payload": "{}"}, id=f"{BEGIN_MS + epoch}-{number}")
+            for number in range(gone):
+                pipeline.xdel(KEYS.stream, f"{BEGIN_MS + epoch}-{number + 3}")
+            pipeline.execute()
+
+    come(0, gone=0)
+    # That nothing came is reported every ten seconds only.
+    session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    following = _TableRun(session, asked, asked.tables[0], lambda **event: told.append(event))
+
+    def rests_before(epoch: int) -> bool:
+        following.report_missing()
+        last = following.query.lastProgress
+        return last is not None and last.batchId == epoch and last.numInputRows == 0
+
+    try:
+        for epoch, gone in ((1, 1), (2, 0), (3, 2)):
+            wait_until(partial(rests_before, epoch), description=f"a rest before epoch {epoch}")
+            come(epoch, gone=gone)
+        wait_until(partial(rests_before, 4), description="the end of the last epoch")
+    finally:
+        following.query.stop()
+        session.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+    assert [(event["epoch"], event["entries"]) for event in told if event["event"] == "missing"] == [(1, 1), (3, 2)]
+    assert (following.rows, following.missing) == (37, 3)
 
 
 def test_an_epoch_that_is_run_again_leaves_its_files_as_they_are(
