@@ -46,6 +46,9 @@ logger = get_logger(__name__)
 
 #: Seconds between two checks of a pool process that is ending.
 EXIT_CHECK_S = 0.002
+#: The largest `worker_max_tasks_per_child` for which each message counts as one task. A larger one is there against
+#: leaks; without bundles, short tasks would cost several times as much.
+COUNTED_TASKS = 100
 
 
 class Member:
@@ -78,7 +81,7 @@ class Member:
         self.forks = False
         #: Whether Celery can end a running task: in pool processes and greenlets it can, in threads not.
         self.can_end = False
-        #: Whether Celery replaces a pool process after a number of tasks. It would count a bundle as one.
+        #: Whether Celery replaces a pool process after a few tasks. It would count a bundle as one.
         self._counts_tasks = False
         self.lease: Lease | None = None
         self._warm_shutdown: WarmShutdown | None = None
@@ -216,7 +219,8 @@ class Member:
         self.pool = consumer.pool
         self._slots = slots
         self.forks = pool == "prefork"
-        self._counts_tasks = self.forks and consumer.controller.max_tasks_per_child is not None
+        most: int | None = consumer.controller.max_tasks_per_child
+        self._counts_tasks = self.forks and most is not None and most <= COUNTED_TASKS
         self.refresh_tasks(conditions)
         self.can_end = self.forks or pool in ("gevent", "eventlet")
         if not self.forks:

@@ -10,6 +10,7 @@ import pytest
 
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
+from bridge.worker.main.member import COUNTED_TASKS
 from tests.integration.lanes import LaneUnderTest
 
 MESSAGES = 60
@@ -38,6 +39,19 @@ def test_a_pool_process_runs_no_more_messages_than_the_option_says(lane: LaneUnd
     found = ran(lane, f"--max-tasks-per-child={most}")
     assert found.total() == MESSAGES
     assert max(found.values()) <= most
+
+
+def test_a_large_number_is_there_against_leaks_and_leaves_the_bundles(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    lane.worker("w1", f"--max-tasks-per-child={COUNTED_TASKS + 1}")
+    lane.worker("w2", f"--max-tasks-per-child={COUNTED_TASKS}")
+    lane.wait_consumers(2)
+    traits = {name: json.loads(text)["traits"] for name, text in lane.redis.hgetall(lane.keys.consumers).items()}
+    bundled = {
+        name.partition("@")[0]: found.get("counter.append", {}).get("bundle") is not False
+        for name, found in traits.items()
+    }
+    assert bundled == {"w1": True, "w2": False}
 
 
 def test_a_pool_process_that_is_too_large_is_replaced_after_its_bundle(lane: LaneUnderTest) -> None:
