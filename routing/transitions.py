@@ -42,6 +42,8 @@ _INTRODUCE = Script("introduce")
 READ_BYTES = 4 * 1024 * 1024
 #: Most leases of one call.
 LEASES = 1000
+#: What a lease has left whose key has no end.
+NO_END = -1
 #: Most entries that one look at the stream names.
 SURVEY = 1000
 #: First bytes of a Celery message that identify it: its fence base, and the ticket of its first run.
@@ -262,7 +264,7 @@ def oldest(client: Redis, queues: Sequence[str]) -> list[bytes]:
 
 
 def leases(client: Redis, keys: LaneKeys, incarnations: Sequence[str]) -> dict[str, int]:
-    """The ms that the lease of each of ``incarnations`` has left (negative: it is gone).
+    """The ms that the lease of each of ``incarnations`` has left (`NO_END`; else negative: it is gone).
 
     One call for a thousand of them: a thousand calls in a pipeline cost the caller four times as much.
     """

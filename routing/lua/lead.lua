@@ -5,12 +5,12 @@
 -- ARGV: holder, lease of the leader (ms).
 -- Returns: {'ELECTED', token}: lead until the lease ends or is extended; {'FOLLOW', token of the leader, its ms left}.
 -- Keeps: I8: a term is given out once. I5a: a lead lasts at most one leader lease after its renewal, even when the
---        server's clock was set. Bound: O(1).
+--        server's clock was set, or somebody took the end of its key away (PERSIST, RESTORE). Bound: O(1).
 
 local current = redis.call('GET', KEYS[1])
 if current then
   local left = redis.call('PTTL', KEYS[1])
-  if left > tonumber(ARGV[2]) then
+  if left < 0 or left > tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     left = tonumber(ARGV[2])
   end

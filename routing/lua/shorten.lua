@@ -1,4 +1,4 @@
--- Cuts a lease to its full length, when the server's clock was set back after its renewal.
+-- Cuts a lease to its full length, when the server's clock was set back after its renewal, or its key has no end.
 --
 -- From -> to: no message changes its state. KEYS: 1 leader, 2 the lease. ARGV: token, lease (ms).
 -- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed.
@@ -7,7 +7,8 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-if redis.call('PTTL', KEYS[2]) > tonumber(ARGV[2]) then
+local left = redis.call('PTTL', KEYS[2])
+if left == -1 or left > tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[2], ARGV[2])
 end
 return 'OK'

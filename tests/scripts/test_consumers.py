@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bridge.leader.consumers.leases import Leases
+from bridge.link.server_clock import ServerClock
 from bridge.routing.errors import NotLeading
 from bridge.routing.membership import died, goodbye, register
 from bridge.routing.return_codes import ReturnCode
@@ -217,3 +219,15 @@ def test_a_lease_that_the_servers_clock_made_too_long_is_cut_to_its_length(world
     with pytest.raises(NotLeading):
         shorten(world.client, replace(world.lead, token="1 another"), incarnation("w1@a"), 5000)
     assert world.client.pttl(lease) > 5000
+
+
+@pytest.mark.parametrize(("known_ms", "length_ms"), [(5000, 5000), (None, 8000)])
+def test_a_lease_without_an_end_holds_for_its_length(known_ms: int | None, length_ms: int, world: World) -> None:
+    life, lease = incarnation("w1@a"), world.keys.lease(incarnation("w1@a"))
+    leases = Leases(ServerClock(8.0), 8.0)
+    leases.know(life, known_ms)
+    # When somebody takes its end away, then it holds, and ends in its time
+    world.client.persist(lease)
+    left = leases.ask(world.client, world.lead, [life])
+    assert (left, leases.over(left)) == ({life: length_ms}, set())
+    assert length_ms - 1000 < world.client.pttl(lease) <= length_ms

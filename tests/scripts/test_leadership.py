@@ -5,12 +5,14 @@ attend.lua, depart.lua: which masters live.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from bridge.routing.keys import LaneKeys, masters
 from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign, stand
 from bridge.testing.waiting import wait_until
-from tests.scripts.world import LEASE_MS, TOKEN, World
+from tests.scripts.world import LEASE_MS, TOKEN, Client, World
 
 pytestmark = pytest.mark.scripts
 
@@ -74,9 +76,14 @@ def test_a_lead_that_ended_is_not_revived(world: World) -> None:
     assert world.snapshot() == before
 
 
-def test_a_lead_that_the_servers_clock_made_too_long_is_cut_to_one_lease(world: World) -> None:
-    # Given a lead that has more left than anybody's lease, as after the server's clock was set back
-    world.client.pexpire(world.keys.leader, 3_600_000)
+@pytest.mark.parametrize(
+    "change", [lambda c, key: c.pexpire(key, 3_600_000), lambda c, key: c.persist(key)], ids=["too long", "no end"]
+)
+def test_a_lead_that_the_servers_clock_made_too_long_is_cut_to_one_lease(
+    change: Callable[[Client, str], object], world: World
+) -> None:
+    # Given a lead that has more left than anybody's lease, as after the server's clock was set back, or has no end
+    change(world.client, world.keys.leader)
     # When a standby asks
     elected, token, left_ms = lead(world.client, world.keys, "m2@b", 5000)
     assert (elected, token, left_ms) == (False, TOKEN, 5000)

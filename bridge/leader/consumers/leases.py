@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from bridge.routing.transitions import Leadership, leases, shorten
+from bridge.routing.transitions import NO_END, Leadership, leases, shorten
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -55,6 +55,10 @@ class Leases:
         received = self._clock.now()
         # After the leases were read: a step of the clock that ended one of them is seen now.
         self._clock.compare(redis)
+        for incarnation in [i for i, ms in left.items() if ms == NO_END]:
+            # It was made so by hand, and would hold for ever. A worker that lives gives it an end when it renews.
+            left[incarnation] = self._length.get(incarnation, self._lease_ms)
+            shorten(redis, lead, incarnation, left[incarnation])
         for incarnation, ms in left.items():
             length_ms = self._length.get(incarnation)
             if length_ms is not None and ms > length_ms:
