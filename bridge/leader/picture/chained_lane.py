@@ -38,8 +38,12 @@ class ChainedLane(Lane):
             super().make_ready(ticket, first=first, fresh=fresh)
 
     def defer(self, ticket: Ticket) -> None:
-        """Keeps the ticket out of the queues."""
+        """Keeps the ticket out of the queues, and no consumer for it."""
         self.deferred[ticket.id] = ticket
+        if ticket.suspect:
+            for consumer in self.consumers.values():
+                if consumer.alone is ticket:
+                    self.end_solitude(consumer)
         settings = self.settings
         if self.held * 2 > settings.window or self.bytes * 2 > settings.window_bytes:
             ticket.waiting_known = len(ticket.waiting) + (ticket.spilled_from is not None)
@@ -72,9 +76,6 @@ class ChainedLane(Lane):
         if not self._defers(ticket.id):
             return True
         self.left_queue(ticket)
-        for consumer in self.consumers.values():
-            if consumer.alone is ticket:
-                self.end_solitude(consumer)
         self.defer(ticket)
         return False
 

@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from bridge.leader.picture.chain import Place, Turns, chain_of
 from bridge.leader.picture.chained_lane import ChainedLane
-from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.picture.pieces import SUSPECT_AFTER, Consumer, Ticket
+from bridge.leader.picture.suspects import Isolation
 from bridge.routing.batch import Batch
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import Message
@@ -204,6 +207,39 @@ def test_planned_dispatches_that_were_not_sent_are_taken_back() -> None:
     assert [ticket.id for ticket in tickets if ticket.queued] == ["A", "C"]
     assert set(lane.deferred) == {"B"}
     assert not batch.records
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("how", ["queued again", "not admitted"])
+def test_no_consumer_is_kept_for_a_suspect_that_is_deferred(how: str, others: int) -> None:
+    # Given a consumer that is emptied for a suspect
+    chain = Chain()
+    lane = chain.lanes[1]
+    consumer = lane.consumers["life"] = Consumer("w", "life", "queue", 1, None)
+    consumer.parcels = 1
+    suspect, *more = (chain.ingest(1, name) for name in ("T", "U")[: 1 + others])
+    for ticket in (suspect, *more):
+        lane.unqueue(ticket)
+        ticket.losses = SUSPECT_AFTER
+        lane.make_ready(ticket)
+    sent: list[Ticket] = []
+    isolation = Isolation(lane)
+    isolation.run(0, lambda _, ticket: sent.append(ticket))
+    assert [c.alone for c in lane.consumers.values()] == [suspect]
+    # When a message of an older version goes first
+    chain.ingest(0, "T")
+    with chain.places[1].turn():
+        if how == "queued again":
+            lane.queue_again()
+        else:
+            lane.suspects.remove(suspect)
+            assert not lane.admits(suspect)
+    assert set(lane.deferred) == {"T"}
+    # Then it is there for others
+    assert [c.alone for c in lane.consumers.values()] == [None]
+    consumer.parcels = 0
+    isolation.run(0, lambda _, ticket: sent.append(ticket))
+    assert sent == more
 
 
 def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
