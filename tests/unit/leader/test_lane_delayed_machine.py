@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from bridge.routing.policies import PolicyName
 from tests.unit.leader.lane_world import LaneWorld
-from tests.unit.leader.test_lane_machine import TICKETS, LaneMachine
+from tests.unit.leader.test_lane_machine import TICKETS, LaneMachine, run_machine
 
 DELAYS = st.sampled_from([1, 2, 50, 150, 3000, 15_000])
 
@@ -48,13 +47,4 @@ class DelayedMachine(LaneMachine):
 
 @pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_order_and_accounts_hold_with_delayed_messages(examples: int) -> None:
-    run_state_machine_as_test(
-        DelayedMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        ),
-    )
+    run_machine(DelayedMachine, examples)

@@ -5,14 +5,13 @@ waits longer than needed.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from bridge.protocol.outcomes import Kind
 from bridge.routing.policies import PolicyName
 from tests.unit.leader.lane_world import TASKS, LaneWorld
-from tests.unit.leader.test_lane_machine import LaneMachine
+from tests.unit.leader.test_lane_machine import LaneMachine, run_machine
 
 #: Sets of tasks that consumers can run. Equal sets are one object, as the leader makes them.
 SETS = [frozenset(names) for names in (TASKS, ["short"], ["long", "alone"], ["short", "middle"], ["nothing"], [])]
@@ -58,16 +57,7 @@ def test_no_consumer_gets_a_task_that_it_cannot_run_and_all_messages_end(
     monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
     monkeypatch.setattr("bridge.leader.stream.pending.PAGE", 10)
-    run_state_machine_as_test(
-        EligibilityMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        ),
-    )
+    run_machine(EligibilityMachine, examples)
 
 
 def test_messages_that_no_consumer_can_run_cost_no_memory_and_delay_no_ticket() -> None:
