@@ -65,7 +65,7 @@ DEFAULT_EVERY_S = 60.0
 @click.option(
     "--fail-on-data-loss/--allow-data-loss", default=None,
     help="What to do about entries that left the server before they were archived: fail, or say how many "
-    "[default: fail, but only say how many messages the bridge was done with].",
+    "[default: fail, but only say how many messages and dead letters, which leave in ordinary operation].",
 )  # fmt: skip
 @click.option(
     "--max-rows", type=click.IntRange(min=1), default=DEFAULT_MAX_ROWS, show_default=True, help="Entries of one epoch."

@@ -79,8 +79,8 @@ class Archive:
 def archive(asked: Archive) -> dict[str, int]:
     """Archive with a session of its own, with progress as asked for. Returns the rows written to each table.
 
-    Raises ``EntriesLost`` for entries that left before they were archived, ``Terminated`` and ``KeyboardInterrupt``
-    when a run without ``every_s`` was stopped, and the error that ended a query.
+    Raises ``EntriesLost`` for entries that left before they were archived, when the other tables are archived;
+    ``Terminated`` and ``KeyboardInterrupt`` when a run without ``every_s`` was stopped; and what else ended a query.
     """
     with asked.place.held():
         asked.claim()
@@ -96,6 +96,7 @@ class _TableRun:
         self.table = table
         self._place = asked.place
         self._stream = asked.stream
+        self._max_rows = asked.max_rows
         self._tell = tell
         self._reported: set[int] = set()
         #: Epochs whose files were in place already: nothing was read for them.
@@ -150,6 +151,11 @@ class _TableRun:
         self.rows += rows_written
         self._tell(event="archived", table=name, epoch=epoch, rows=rows_written)
 
+    def has_caught_up(self) -> bool:
+        """Whether no entries had to wait for the next epoch when the last one was planned; also when it has ended."""
+        last = self.query.lastProgress
+        return not self.query.isActive or (last is not None and last.numInputRows < self._max_rows)
+
     def has_begun(self) -> bool:
         """Whether its first epoch is done, or it had none."""
         return self.query.lastProgress is not None or not self.query.isActive
@@ -187,6 +193,8 @@ class Run:
     def __init__(self, session: SparkSession, asked: Archive) -> None:
         self._session = session
         self._asked = asked
+        #: Table -> what was lost there, which ended its query.
+        self._lost: dict[str, str] = {}
 
     def run(self) -> dict[str, int]:
         asked, started = self._asked, time.monotonic()
@@ -204,6 +212,10 @@ class Run:
             finally:
                 for table in tables:
                     table.query.stop()
+        if self._lost:
+            what = "; ".join(f"{table}: {what}" for table, what in self._lost.items())
+            advice = "archive more often, set bridge_retention, or use --allow-data-loss to go on without them"
+            raise EntriesLost(f"{what}; {advice}")
         if stop.number is not None and asked.every_s is None:
             # Some entries are not archived: this is a failure.
             raise Terminated if stop.number == signal.SIGTERM else KeyboardInterrupt
@@ -213,17 +225,21 @@ class Run:
         return rows
 
     def _watch(self, tables: list[_TableRun], stop: StopSignal, until: Callable[[], bool] = lambda: False) -> None:
-        """Watches the queries until they end, one of them fails, a signal arrives, or ``until`` is true."""
+        """Watches the queries until they end, one of them fails, a signal arrives, or ``until`` is true.
+
+        A loss in one table is no reason to lose entries of the others, too: they are archived first, as far as they go.
+        """
         deadline = None
         while True:
             # A query that has ended is looked at once more: its last epoch is reported after its end.
             active = [table for table in tables if table.query.isActive]
             for table in tables:
                 table.report_missing()
-                _raise_failure(table)
+                self._look_for_failure(table)
             if not active or until():
                 return
-            if stop.number is not None:
+            ends_by_loss = self._asked.every_s is not None and bool(self._lost)
+            if stop.number is not None or (ends_by_loss and all(table.has_caught_up() for table in tables)):
                 deadline = deadline or time.monotonic() + GRACE_S
                 busy = any(table.query.status["isTriggerActive"] for table in active)
                 if not busy or stop.count > 1 or time.monotonic() > deadline:
@@ -233,24 +249,22 @@ class Run:
             except StreamingQueryException:
                 continue
 
+    def _look_for_failure(self, table: _TableRun) -> None:
+        """Notes a loss. Raises any other error that ended the query."""
+        failure = table.query.exception()
+        if failure is None or table.table.name in self._lost:
+            return
+        error = one_line(failure)
+        if not isinstance(error, EntriesLost):
+            raise error
+        # The reader's advice names an option that this job does not have.
+        self._lost[table.table.name] = str(error).rpartition("; ")[0] or str(error)
+
     def _tell(self, **event: Any) -> None:
         if self._asked.progress == "json":
             emit(**event)
         elif self._asked.progress == "text":
             print(_line(**event), flush=True)
-
-
-def _raise_failure(table: _TableRun) -> None:
-    failure = table.query.exception()
-    if failure is None:
-        return
-    error = one_line(failure)
-    if isinstance(error, EntriesLost):
-        advice = "archive more often, set bridge_retention, or use --allow-data-loss to go on without them"
-        # The reader's advice names an option that this job does not have.
-        what = str(error).rpartition("; ")[0] or str(error)
-        raise EntriesLost(f"{table.table.name}: {what}; {advice}")
-    raise error
 
 
 def _offsets(text: str | None, stream: str) -> Offsets | None:

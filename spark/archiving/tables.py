@@ -58,7 +58,8 @@ class Table:
     time: str
     #: What is done with the entries before the columns are made.
     prepare: Callable[[DataFrame], DataFrame] = lambda entries: entries
-    #: Whether entries leave it regularly: a lane drops messages that are done (`bridge_retention`).
+    #: Whether entries leave it regularly: a lane drops messages that are done (`bridge_retention`), and operators
+    #: replay or drop dead letters.
     leaves: bool = False
 
     @property
@@ -216,6 +217,7 @@ TABLES = (
             Kept("fields", "map<string,string>", _fields_that_came),
         ),
         time="at",
+        leaves=True,
     ),
     Table(
         MESSAGES,

@@ -285,6 +285,48 @@ def test_entries_trimmed_before_they_were_archived_are_an_error_or_counted(
     assert len(rows_of(tmp_path, "messages")) == 120
 
 
+@pytest.mark.parametrize("every_s", [None, 0.1])
+def test_a_loss_in_one_table_fails_the_run_after_the_others_were_archived(
+    session: SparkSession,
+    valkey: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    every_s: float | None,
+) -> None:
+    entries: dict[str, dict[Any, Any]] = {
+        KEYS.history: {"d": "[]"},
+        KEYS.dead: GIVEN_UP,
+        KEYS.stream: {"ticket_id": "T", "payload": "{}"},
+    }
+    with valkey.client() as client:
+        # Given an archive of all, and of each table what has come and gone since
+        for key, fields in entries.items():
+            client.xadd(key, fields)
+        archived(session, valkey, tmp_path, only=None)
+        for key, fields in entries.items():
+            for number in range(5):
+                entry: Any = client.xadd(key, fields)
+                if number < 2:
+                    client.xdel(key, entry)
+    # Then letters and messages leave as a matter of course, and the history does not. Several epochs are behind
+    with pytest.raises(EntriesLost, match=r"^history: 2 entries after [^;]*; archive more often"):
+        archived(session, valkey, tmp_path, only=None, fail_on_data_loss=None, every_s=every_s, max_rows=2)
+    assert [len(rows_of(tmp_path, table)) for table in ("history", "dead", "messages")] == [1, 4, 4]
+    # And where nothing may leave, each table that lost something is named
+    with valkey.client() as client:
+        for key in (KEYS.dead, KEYS.stream):
+            client.xadd(key, entries[key])
+            client.xdel(key, client.xadd(key, entries[key]))
+    capsys.readouterr()
+    with pytest.raises(EntriesLost, match=r"^history: 2 entries .*; dead: 1 .*; messages: 1 .*; archive more often"):
+        archived(session, valkey, tmp_path, only=None, every_s=every_s)
+    # Until they are allowed for
+    rows = archived(session, valkey, tmp_path, only=None, fail_on_data_loss=False)
+    assert rows == {"history": 3, "dead": 1, "messages": 1}
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said[-1]["missing"] == {"history": 2, "dead": 1, "messages": 1}
+
+
 def test_a_loss_after_a_rest_is_reported_while_following(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
