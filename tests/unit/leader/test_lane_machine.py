@@ -31,6 +31,11 @@ class LaneMachine(RuleBasedStateMachine):
 
     world: LaneWorld
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: Tickets that were to be parked, and were not released.
+        self.ordered: set[str] = set()
+
     @initialize(
         policy=st.sampled_from(list(PolicyName)),
         bundle_ms=st.sampled_from([0.0, 1.0, 10.0]),
@@ -39,8 +44,6 @@ class LaneMachine(RuleBasedStateMachine):
     def begin(self, policy: PolicyName, bundle_ms: float, slots: int) -> None:
         # Small pages, so that a few dozen messages need several
         self.world = LaneWorld(page=10, sliced=True, policy=policy, bundle_ms=bundle_ms)
-        #: Tickets that were to be parked, and were not released.
-        self.ordered: set[str] = set()
         self.world.join("w0@h", slots)
 
     @rule(ticket=TICKETS, task=st.sampled_from(list(TASKS)), count=st.integers(1, 30))
