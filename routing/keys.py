@@ -194,7 +194,7 @@ class LaneKeys:
     def state_home(self) -> str:
         """String: the name of the stream under which the states of tickets are kept, where that is not this stream.
 
-        The first worker of a stream with older versions writes it. Lives as long as the states.
+        The first leader of a stream with older versions writes it. Lives until the stream is retired.
         """
         return f"{self.prefix}:state-home"
 

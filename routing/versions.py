@@ -23,14 +23,23 @@ from bridge.routing.transitions import Leadership
 FOLLOW = Script("follow")
 
 
-def follow(client: Redis, lead: Leadership, older: Sequence[str]) -> None:
+def follow(
+    client: Redis, lead: Leadership, older: Sequence[str], states: tuple[LaneKeys, LaneKeys] | None = None
+) -> None:
     """Notes that the stream of the lane follows ``older``, oldest first. What was noted before stays noted until it is
     retired. Raises `NotLeading`, and `ConfigurationError` when one of them follows the stream.
+
+    ``states``: the keys of the whole stream, and of its oldest version, which names where states of tickets are kept.
+    That is noted for the stream, too, unless it was noted before: the key of the oldest version goes when that is
+    retired. None: ``older`` are partitions of the same stream.
     """
     stream = lead.keys.stream
     older = [*(name for name in older_versions(client, stream) if name not in older), *older]
-    names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream), *map(newer_key, older)]
-    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), *older])
+    own, oldest = states or (lead.keys, lead.keys)
+    names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream)]
+    names += [own.state_home, oldest.state_home, *map(newer_key, older)]
+    home = "" if states is None else oldest.stream
+    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), home, *older])
     if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
         raise ConfigurationError(_circle(stream, text_of(reply[1])))
 

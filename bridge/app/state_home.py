@@ -2,8 +2,8 @@
 
 A ticket keeps its state when its stream gets a new version, and when the old version is retired. So the keys carry the
 name of the stream that was there first. A stream that follows older versions has a key that names it
-(`LaneKeys.state_home`); without that key it is the stream itself. Fences in PostgreSQL (`bridge.sql`) have that name,
-too.
+(`LaneKeys.state_home`), from the first term of a leader on: the app may drop the older versions before any task asks.
+Without that key it is the stream itself. Fences in PostgreSQL (`bridge.sql`) have that name, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from bridge.app.installed import bridge_of
-from bridge.app.lanes import unsplit_lane_of
+from bridge.app.lanes import names_of_subscriptions, unsplit_lane_of
 from bridge.app.state import StateDict
 from bridge.link.connections import client
 from bridge.producer.message_bytes import ticket_bytes
@@ -25,6 +25,8 @@ from bridge.routing.text import printable
 if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
+
+    from bridge.app.lanes import AppLane
 
 
 def home_in(versions: Sequence[str], homes: Sequence[bytes | None]) -> tuple[str, bool]:
@@ -45,6 +47,23 @@ def versions_of(app: Celery) -> tuple[str, ...]:
     """The app's stream, and then its older versions, oldest first."""
     bridge = bridge_of(app)
     return (bridge.settings.lane.stream, *(version.stream for version in bridge.follows))
+
+
+def keys_of_states(app: Celery, lane: AppLane) -> tuple[LaneKeys, LaneKeys] | None:
+    """The keys of the version of ``lane``, and of the oldest one that the app names; None: that is the same."""
+    oldest = (*(version.stream for version in bridge_of(app).follows), lane.version)[0]
+    return None if oldest == lane.version else (LaneKeys(lane.version, lane.name), LaneKeys(oldest, lane.name))
+
+
+def keep_states(redis: Redis, app: Celery) -> None:
+    """Notes where the states of the app's stream are kept, unless it was noted before. An older version is about to be
+    retired, and no leader of the stream may have begun its term yet.
+    """
+    versions = (bridge_of(app).settings.lane.stream, *bridge_of(app).settings.older_streams)
+    for name in names_of_subscriptions(app):
+        home = state_keys(redis, versions, name).stream
+        if home != versions[0]:
+            redis.set(LaneKeys(versions[0], name).state_home, home, nx=True)
 
 
 def state_keys(redis: Redis, versions: Sequence[str], group: str) -> LaneKeys:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from bridge.app.state_home import keys_of_states
 from bridge.leader.parts import Parts
 from bridge.leader.picture.chained_lane import ChainedLane
 from bridge.leader.stream.blocking_reads import BlockingReads
@@ -78,7 +79,7 @@ class Leader:
     ) -> None:
         self._app = app
         self._place = place
-        self._older = [older.stream for older in app_lane.older]
+        self._app_lane = app_lane
         parts = Parts(app, url, app_lane, token, clock, place, dropped)
         self._term = parts.term
         self.lane = parts.lane
@@ -279,8 +280,10 @@ class Leader:
         arrive(term.redis, self._app, term.settings)
         bring_up(term)
         introduce(term.redis, term.leadership, orjson.dumps(term.facts), LANE_FORMAT)
-        if self._older:
-            follow(term.redis, term.leadership, self._older)
+        if self._app_lane.older:
+            # Before any message of the lane is dispatched: its task may need the state that an older version saved.
+            states = keys_of_states(self._app, self._app_lane)
+            follow(term.redis, term.leadership, [older.stream for older in self._app_lane.older], states)
         uptime_s = int(term.redis.info("server").get("uptime_in_seconds", 0))
         if uptime_s < term.settings.lease:
             # The server has just started. Workers could not renew their leases while it was away.

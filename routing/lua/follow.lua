@@ -1,8 +1,10 @@
--- Notes which older versions of a stream its lanes follow, only for the leader of one of its lanes.
+-- Notes which older versions of a stream its lanes follow, and where states are kept, only for the leader of a lane.
 --
 -- From -> to: no message changes its state.
--- KEYS: 1 leader, 2 follows of the stream, 3 newer versions of the stream, 4.. those of each older version.
--- ARGV: token, the stream, its older versions as JSON, their names ...
+-- KEYS: 1 leader, 2 follows of the stream, 3 newer versions of the stream, 4 state-home of the stream, 5 that of its
+--       oldest version, which a stream keeps that has none of its own, 6.. newer versions of each older version.
+-- ARGV: token, the stream, its older versions as JSON, the oldest version ('': its states stay where they are), the
+--       names of the older versions ...
 -- Returns: {'OK'}; {'DEPOSED'}: another master leads: nothing was changed; {'CIRCLE', name}: this older version follows
 --          the stream: nothing was changed; the caller stops.
 -- Keeps: I8. Bound: O(older versions).
@@ -10,14 +12,17 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   if redis.call('SISMEMBER', KEYS[3], ARGV[i]) == 1 then
     return {'CIRCLE', ARGV[i]}
   end
 end
 redis.call('DEL', KEYS[2])  -- a full server lets a script continue whose first write needs no memory
 redis.call('SET', KEYS[2], ARGV[3])
-for i = 4, #KEYS do
+for i = 6, #KEYS do
   redis.call('SADD', KEYS[i], ARGV[2])
+end
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[4], redis.call('GET', KEYS[5]) or ARGV[4], 'NX')
 end
 return {'OK'}

@@ -239,3 +239,21 @@ def test_a_retired_stream_leaves_its_chain(fresh: World) -> None:
     assert older_versions(fresh.client, newer) == (older,)
     assert newer_versions(fresh.client, older) == {newer}
     assert not fresh.client.exists(follows_key(stream), newer_key(stream))
+
+
+def test_where_states_are_kept_is_noted_once_and_is_where_the_oldest_version_keeps_them(fresh: World) -> None:
+    client, oldest = fresh.client, LaneKeys("tickets:v1", "bridge")
+    follow(client, fresh.lead, [OLDER.stream])
+    assert not client.exists(fresh.keys.state_home)
+    follow(client, fresh.lead, [OLDER.stream], (fresh.keys, OLDER))
+    assert client.get(fresh.keys.state_home) == OLDER.stream.encode()
+    client.set(oldest.state_home, "tickets")
+    follow(client, fresh.lead, [oldest.stream, OLDER.stream], (fresh.keys, oldest))
+    assert client.get(fresh.keys.state_home) == OLDER.stream.encode()
+    client.delete(fresh.keys.state_home)
+    with pytest.raises(NotLeading):
+        follow(client, Leadership(fresh.keys, THEIR_TOKEN, MASTER), [oldest.stream], (fresh.keys, oldest))
+    assert not client.exists(fresh.keys.state_home)
+    follow(client, fresh.lead, [oldest.stream, OLDER.stream], (fresh.keys, oldest))
+    assert client.get(fresh.keys.state_home) == b"tickets"
+    client.delete(oldest.state_home, newer_key(oldest.stream))

@@ -125,6 +125,7 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
     push to STREAM later get an error.
     """
     from bridge.app.finding import reach
+    from bridge.app.state_home import keep_states
     from bridge.operate.retiring import Retirement, undo_retirement
     from bridge.protocol.agreement import refuse_other
     from bridge.routing.errors import InputError
@@ -168,6 +169,8 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
                 raise click.UsageError(f"this would delete {what}: add --yes, or look first with --dry-run", ctx)
             if not click.confirm(f"delete {what}?", err=True):
                 return
+        if name in settings.older_streams:
+            keep_states(redis, target.app)
         deleted = retirement.carry_out()
     if as_json:
         echo_json({"dry_run": dry_run, "deleted": deleted, "stream": name, **found.document()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from celery import Celery
 import bridge
 from bridge.routing.errors import StreamRetired
 from bridge.routing.keys import follows_key, layout_key
+from bridge.testing.waiting import wait_until
 from tests.integration.versions import GROUP, ONLY_V1, THREE, Versions
 
 
@@ -157,3 +160,29 @@ def test_a_producer_that_names_a_retired_stream_is_refused(chain: Versions) -> N
     chain.redis.delete("orders")
     chain.operate("stream", "retire", "orders", "--undo")
     assert task.push("T", {"n": 3})
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["led", "never led"])
+def test_states_of_tickets_stay_over_two_retirements_although_no_message_came_meanwhile(
+    led: bool, chain: Versions
+) -> None:
+    """``led``: whether a leader of the newer version began its term before the older one was retired."""
+    v2: dict[str, Any] = {"bridge_stream": "orders:v2", "bridge_follows": ["orders"]}
+    v3: dict[str, Any] = {"bridge_stream": "orders:v3", "bridge_follows": ["orders:v2"]}
+    chain.redis.hset(chain.keys["v1"].state("T"), "total", "7")
+    chain.redis.xadd("orders", {"ticket_id": "T"})
+    chain.redis.xtrim("orders", maxlen=0)
+    for version, conf in (("v2", v2), ("v3", v3)):
+        if led:
+            master = chain.master(version, **conf)
+            begun = partial(chain.redis.exists, follows_key(conf["bridge_stream"]))
+            wait_until(begun, description="its term to begin")
+            master.terminate()
+        else:
+            chain.redis.xgroup_create(conf["bridge_stream"], GROUP, "0", mkstream=True)
+        # An app that is led needs not name it any more.
+        named = {**conf, "bridge_follows": []} if led else conf
+        chain.operate("stream", "retire", conf["bridge_follows"][0], "--yes", **named)
+        after = {**conf, "bridge_follows": []}
+        assert json.loads(chain.operate("ticket", "show", "T", "--json", **after))["kept_state"] == {"total": 7}
+    assert left_of("orders:v2", chain) == []
