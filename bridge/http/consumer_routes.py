@@ -77,13 +77,13 @@ ConsumersOf = Annotated[Consumers, Depends(_consumers)]
 @router.post(
     "/api/consumers/register", summary="Begin an incarnation of a consumer", responses=documented(404, 409, 415)
 )
-async def register(consumers: ConsumersOf, caller: Consuming, asked: Registering) -> Registered:
+async def register(request: Request, consumers: ConsumersOf, caller: Consuming, asked: Registering) -> Registered:
     """Takes a lease in all lanes of the subscription. While another incarnation of this name holds its lease, the call
-    waits for its end.
+    waits for its end. When the client closes its connection meanwhile, the name stays free.
     """
     lanes = consumers.registry.lanes_of(asked.subscription)
     require(caller, Verb.CONSUME, lanes[0].name)
-    found = await consumers.registry.register(asked, lanes)
+    found = await consumers.registry.register(asked, lanes, request.is_disconnected)
     return Registered(incarnation=found.id, lease_ms=found.lease_ms)
 
 

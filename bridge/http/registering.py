@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, subscriptions_of
@@ -64,8 +66,12 @@ class Registry:
             raise Problem(404, f"there is no such subscription; this app has: {known}")
         return found[subscription]
 
-    async def register(self, asked: Registering, lanes: Sequence[AppLane]) -> Incarnation:
-        """Begins an incarnation in ``lanes``. Raises `Problem`, and redis errors."""
+    async def register(
+        self, asked: Registering, lanes: Sequence[AppLane], is_gone: Callable[[], Awaitable[bool]]
+    ) -> Incarnation:
+        """Begins an incarnation in ``lanes``. ``is_gone``: whether the client has closed its connection. Raises
+        `Problem`, redis errors, and `ClientDisconnect` when the client went while the call waited.
+        """
         self._check(asked, lanes)
         if asked.health_url is not None:
             networks = self._site.settings.http_health_networks
@@ -96,6 +102,9 @@ class Registry:
                 raise unavailable("this master stops; use another one")
             if code is ReturnCode.HELD:
                 await asyncio.sleep(min(OTHER_LEASE_S, left_ms / 1000 + 0.01))
+                if await is_gone():
+                    # Nobody would renew the lease, and messages would be dispatched to nobody until it is over.
+                    raise ClientDisconnect
 
     async def _try(
         self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation

@@ -7,10 +7,12 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from bridge.stack.embedded import EmbeddedServer
+from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.integration.http.http_consumers import Answer, HttpLane, call
@@ -197,6 +199,24 @@ def test_a_name_has_one_living_incarnation(short: HttpLane) -> None:
     second = replace(first, incarnation=answer.body["incarnation"])
     assert second.heartbeat().body == {"wants": "go on", "lease_ms": 6000}
     assert first.heartbeat().status == 410
+
+
+def test_a_client_that_went_while_its_registration_waited_is_not_registered(short: HttpLane) -> None:
+    lane = short
+    first = lane.consumer("h1")
+    connection = HTTPConnection(HOST, first.port)
+    body = json.dumps({"name": "h1", "concurrency": 1})
+    connection.request("POST", "/api/consumers/register", body, {"Content-Type": "application/json"})
+    connection.close()
+    wait_until(lambda: not lane.redis.exists(lane.keys.lease(first.incarnation)), description="the lease to be over")
+
+    def found() -> str:
+        return str(lane.redis.hget(lane.keys.consumers, "h1") or "")
+
+    wait_until(lambda: first.incarnation not in found(), description="the master to notice it")
+    assert found() == ""
+    assert lane.consumer("h1").heartbeat().status == 200
+    assert "a request failed" not in lane.nodes.masters()[0].logs()
 
 
 def test_any_master_answers_any_call_and_one_that_dies_loses_nothing(lane: HttpLane) -> None:
