@@ -51,6 +51,8 @@ def given_up(
     if len(payload) > LETTER_BYTES:
         fields += ("payload_bytes", len(payload))
     fields += ("consumer", consumer, "fence", fence)
+    if message.options is not None and message.options.overtakes:
+        fields += ("due_ms", message.options.due_ms)
     return DeadLetter(message.id, fields)
 
 
@@ -100,6 +102,8 @@ class Letter:
     consumer: str | None
     fence: int | None
     fields: tuple[tuple[bytes, bytes], ...]
+    #: When it was due (Unix ms), for a replay: an operator may have changed it. 0: it was not delayed, or never due.
+    due_ms: int = 0
 
     def summary(self) -> dict[str, Any]:
         """What a list shows of it, for JSON."""
@@ -116,7 +120,7 @@ class Letter:
         }
 
     def document(self) -> dict[str, Any]:
-        """All of it, for JSON. Bytes that are no UTF-8 become ``{"base64": …}``, so that nothing is lost."""
+        """All of it that people need, for JSON. Bytes that are no UTF-8 become ``{"base64": …}``: nothing is lost."""
         return {
             **self.summary(),
             "fence": self.fence,
@@ -150,6 +154,7 @@ def read_letter(id_: bytes, flat: list[bytes]) -> Letter:
         consumer=_text(own.get(b"consumer")),
         fence=_number(own[b"fence"]) if own.get(b"fence") else None,
         fields=tuple(came),
+        due_ms=_number(own.get(b"due_ms")),
     )
 
 

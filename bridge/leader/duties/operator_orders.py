@@ -204,18 +204,18 @@ class OperatorOrders:
 
     def _replay(self, order: Replay, batch: Batch) -> Answer:
         refused: list[tuple[str, str]] = []
-        named: list[tuple[str, str]] = []
+        named: list[tuple[str, str, int]] = []
         for letter_id in order.letters:
-            message_id = self._subject(letter_id)
-            if message_id is None:
+            subject = self._subject(letter_id)
+            if subject is None:
                 refused.append((letter_id, "there is no such dead letter"))
-            elif is_id(message_id):
-                named.append((letter_id, message_id))
+            elif is_id(subject[0]):
+                named.append((letter_id, *subject))
             else:
                 refused.append((letter_id, "it names no message"))
         replayed: list[str] = []
         # Read one message at a time: each may be large.
-        for letter_id, message_id in sorted(named, key=lambda pair: id_key(pair[1])):
+        for letter_id, message_id, due_ms in sorted(named, key=lambda one: id_key(one[1])):
             message = self._dead_message(message_id)
             if not isinstance(message, Message):
                 refused.append((letter_id, message))
@@ -226,13 +226,16 @@ class OperatorOrders:
             batch.count("replayed")
             if self._term.settings.history:
                 batch.history.append(row(message.id, What.REPLAYED, ticket=message.ticket, task=message.task))
-            self._lane.replay(message, batch)
+            self._lane.replay(message, batch, due_ms)
         return {"ok": True, "replayed": replayed, "refused": refused}
 
-    def _subject(self, letter_id: str) -> str | None:
-        """The message id in a dead letter; None: there is no such letter."""
+    def _subject(self, letter_id: str) -> tuple[str, int] | None:
+        """The message id in a dead letter, and when the message was due; None: there is no such letter."""
         entries = self._term.wire.call("XRANGE", self._keys.dead, letter_id, letter_id)
-        return read_letter(*entries[0]).message_id if entries else None
+        if not entries:
+            return None
+        letter = read_letter(*entries[0])
+        return letter.message_id, letter.due_ms
 
     def _dead_message(self, id_: str) -> Message | str:
         """The message ``id_`` from its entry in the stream, or why it cannot be replayed."""

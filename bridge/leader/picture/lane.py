@@ -228,21 +228,25 @@ class Lane(TicketRecords):
         self.keep(ticket, message)
         self.make_ready(ticket)
 
-    def replay(self, message: Message, batch: Batch) -> None:
-        """Takes in a dead message that is pending again, under the master's name.
+    def replay(self, message: Message, batch: Batch, due_ms: int = 0) -> None:
+        """Takes in a dead message that is pending again, under the master's name. ``due_ms``: when it was due, as its
+        letter says; 0: it does not say that.
 
-        It goes to its place in id order, but not before a message that was begun.
+        It goes to its place, but not before a message that was begun.
         """
         options = message.options
         if options is not None and options.due_ms:
-            if options.due_ms > self.now_ms():
-                # An operator made it due before that. Its delay is over, so it goes before what has not begun.
-                options = message.options = replace(options, due_ms=id_key(message.id)[0])
-                if options.hold:
-                    batch.holding += (options.due_ms, member_of(message.id))
+            # Its delay is over. The entry has the first time, and an operator may have made it due before that.
+            pushed_ms = id_key(message.id)[0] or 1
             if options.overtakes:
+                # One that was refused has no such time. From its push on, it goes before all that has not begun.
+                known = 0 < due_ms <= self.now_ms()
+                options = message.options = replace(options, due_ms=due_ms if known else pushed_ms)
                 batch.late += (options.due_ms, member_of(message.id))
                 self.has_late = True
+            elif options.due_ms > self.now_ms():
+                options = message.options = replace(options, due_ms=pushed_ms)
+                batch.holding += (options.due_ms, member_of(message.id))
         ticket = self.parked.get(message.ticket)
         if ticket is not None:
             self.shelve(ticket, {message.id: id_key(message.id)}, batch)

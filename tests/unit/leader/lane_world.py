@@ -144,7 +144,7 @@ class LaneWorld:
         self.queues = Queues(term, lane, steps, settling)
         self.operator_orders = OperatorOrders(term, lane, steps, self.pending, self.queues, self.manual_changes)
         # A letter has the id of its message here.
-        self.operator_orders._subject = str  # type: ignore[method-assign, assignment]
+        self.operator_orders._subject = self._subject  # type: ignore[method-assign, assignment]
         self.operator_orders._dead_message = self._dead_message  # type: ignore[method-assign]
         self.leases = Leases(term.clock, self.settings.lease)
         self.consumers = SimpleNamespace(find=self._find_consumers)
@@ -411,6 +411,9 @@ class LaneWorld:
 
     def request(self, *_: Any) -> None:
         """Requests to workers change nothing here."""
+
+    def _subject(self, id_: str) -> tuple[str, int]:
+        return id_, int(self.store.letters.get(id_, {}).get("due_ms", 0))
 
     def _dead_message(self, id_: str) -> Message | str:
         found = self.parser.parse(id_, self.store.entries[id_])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bridge.protocol.outcomes import Kind
@@ -14,8 +16,8 @@ from tests.unit.leader.test_chain import Chain
 from tests.unit.leader.test_lane_parking import next_outcome
 
 
-def begin() -> LaneWorld:
-    world = LaneWorld(clocked=True, bundle_ms=0.0)
+def begin(**settings: Any) -> LaneWorld:
+    world = LaneWorld(clocked=True, bundle_ms=0.0, **settings)
     world.join("w1@h", 1)
     return world
 
@@ -80,6 +82,80 @@ def test_a_replay_of_one_that_was_made_due_early_is_not_delayed_until_its_first_
     world.check()
     assert work_off(world) == [later[0], id_, *later[1:]]
     assert not world.store.holding
+
+
+@pytest.mark.parametrize("taken_over", ["never", "after its death", "after the replay"])
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_replay_of_one_that_was_made_due_early_goes_first_also_after_its_first_time(
+    *, parked: bool, taken_over: str
+) -> None:
+    world = begin(on_dead="park" if parked else "skip")
+    id_ = world.push_delayed("T", world.now + 60_000)
+    world.read()
+    world.order(do="delayed", act="now", ids=[id_])
+    pass_ms(world, 1)
+    assert next_outcome(world, Kind.DEAD) == id_
+    pass_ms(world, 1000)
+    later = world.push("T", count=3)
+    world.read()
+    if taken_over == "after its death":
+        world.rebuild()
+    pass_ms(world, 60_000)
+    world.order(do="replay", letters=[id_])
+    if taken_over == "after the replay":
+        world.rebuild()
+    if parked:
+        world.order(do="release", ticket="T")
+        pass_ms(world, 1)
+    world.check()
+    assert work_off(world) == ([id_, *later] if parked else [later[0], id_, *later[1:]])
+
+
+def test_one_that_was_made_due_early_while_a_leader_ended_keeps_its_time_in_its_letter() -> None:
+    world = begin()
+    id_ = world.push_delayed("T", world.now + 60_000)
+    world.read()
+    due_ms = world.now
+    world.order(do="delayed", act="now", ids=[id_])
+    pass_ms(world, 1)
+    world.rebuild()
+    pass_ms(world, 60_000)
+    assert next_outcome(world, Kind.DEAD) == id_
+    assert int(world.store.letters[id_]["due_ms"]) == due_ms
+
+
+def test_several_replays_keep_the_order_in_which_they_were_due() -> None:
+    # Given a dead message that others overtook, and one of these
+    world = begin()
+    delayed = world.push_delayed("T", world.now + 1000)
+    [overtook] = world.push("T")
+    world.read()
+    assert next_outcome(world, Kind.DEAD) == overtook
+    pass_ms(world, 1001)
+    assert next_outcome(world, Kind.DEAD) == delayed
+    later = world.push("T", count=2)
+    world.read()
+    world.order(do="replay", letters=[delayed, overtook])
+    assert work_off(world) == [later[0], overtook, delayed, later[1]]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_delayed_message_that_was_refused_goes_first_also_after_its_time(*, taken_over: bool) -> None:
+    # Given a message that could not be read at first, as its letter says
+    world = begin()
+    due_ms = world.now + 60_000
+    id_ = world.push_delayed("T", due_ms, task="unknown")
+    world.read()
+    assert world.store.dead == [id_]
+    world.store.entries[id_][3] = b"short"
+    pass_ms(world, 1000)
+    later = world.push("T", count=2)
+    world.read()
+    pass_ms(world, 60_000)
+    world.order(do="replay", letters=[id_])
+    if taken_over:
+        world.rebuild()
+    assert work_off(world) == [later[0], id_, later[1]]
 
 
 @pytest.mark.parametrize("act", ["now", "reschedule"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bridge.protocol.dead_letters import LETTER_BYTES, Letter, given_up, read_letter, refused
 from bridge.routing.batch import DeadLetter
+from bridge.routing.message_options import MessageOptions
 from bridge.routing.messages import Message, Refusal, Refused
 
 
@@ -44,6 +47,14 @@ def test_all_that_was_written_of_a_message_is_read() -> None:
         fence=2**53 + 1,
         fields=(),
     )
+
+
+@pytest.mark.parametrize(("hold", "due_ms"), [(False, 1600), (True, 0)])
+def test_the_letter_of_a_message_that_others_overtook_says_when_it_was_due(*, hold: bool, due_ms: int) -> None:
+    message = Message("5-1", "T42", "shop.pay", b"1")
+    message.options = MessageOptions(due_ms=1600, hold=hold)
+    facts: dict[str, Any] = {"attempts": 3, "at_ms": 1700, "consumer": "w1@a", "fence": 7}
+    assert read(given_up(message, reason="", error="", traceback="", **facts)).due_ms == due_ms
 
 
 def test_a_large_payload_is_cut_and_its_size_is_there() -> None:
