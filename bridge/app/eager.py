@@ -113,7 +113,8 @@ class Eager:
         self._last = 0
         self._pushed = 0
         self._keys: dict[str, tuple[bytes, list[str]]] = {}
-        self._parked: set[str] = set()
+        #: (Subscription, ticket) of those that stand still.
+        self._parked: set[tuple[str, str]] = set()
         #: (Subscription, ticket) -> its state, as Redis would have it.
         self._states: dict[tuple[str, str], Mapping[bytes, bytes]] = {}
         #: Called after each attempt.
@@ -158,6 +159,11 @@ class Eager:
         """The state that eager messages of a ticket left."""
         return dict(StateDict(self._states.get((subscription, ticket_id))))
 
+    def release_all(self) -> None:
+        """Releases the tickets that are parked."""
+        with self._lock:
+            self._parked.clear()
+
     def next_id(self) -> str:
         """The next message id."""
         # In the form of stream ids: milliseconds since 1970, and a number.
@@ -170,7 +176,7 @@ class Eager:
         try:
             while self._queue or self._delayed:
                 message = self._queue.popleft() if self._queue else heappop(self._delayed)[2]
-                if message.ticket_id in self._parked:
+                if self._parked and (_lane_of(message.task).group, message.ticket_id) in self._parked:
                     logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
                     continue
                 handled = self._handle_all_attempts(message)
@@ -199,7 +205,7 @@ class Eager:
                 break
         lane = _lane_of(message.task)
         if handled.state == "dead" and (message.task.bridge_on_dead or lane.on_dead) == "park":
-            self._parked.add(message.ticket_id)
+            self._parked.add((lane.group, message.ticket_id))
         return handled
 
     def handle(

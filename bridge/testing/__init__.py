@@ -40,11 +40,20 @@ def handle(
 
 @contextmanager
 def recorded(app: Any) -> Iterator[list[Handled]]:
-    """A list that gets every attempt that ``app`` handles eagerly (``task_always_eager``), for as long as the block."""
+    """A list that gets every attempt that ``app`` handles eagerly (``task_always_eager``), for as long as the block.
+
+    No ticket is parked when the block begins, or after it. A block in another one leaves them as they are.
+    """
     found: list[Handled] = []
-    listeners = bridge_of(app).eager.listeners
+    eager = bridge_of(app).eager
+    listeners = eager.listeners
+    if not listeners:
+        # Another test may have left some.
+        eager.release_all()
     listeners.append(found.append)
     try:
         yield found
     finally:
         listeners.remove(found.append)
+        if not listeners:
+            eager.release_all()

@@ -186,6 +186,40 @@ def test_the_ticket_of_a_dead_message_stands_still_where_it_is_to_be_parked() ->
     assert seen == [("T", "bad"), ("U", 1)]
 
 
+def reject(_self: Any, _ticket_id: str, _payload: Any) -> None:
+    raise Reject("no", requeue=False)
+
+
+def test_a_ticket_is_parked_in_the_subscription_of_its_dead_message_alone() -> None:
+    app = eager_app(bridge_subscriptions={"billing": {"on_dead": "park"}, "trail": {}})
+    bad = declare(app, reject, bridge_subscription="billing")
+    good = declare(app, save, bridge_subscription="trail")
+    with recorded(app) as handled:
+        with pytest.raises(Reject):
+            bad.push("T", 1)
+        bad.push("T", 2)
+        good.push("T", {"n": 1})
+    assert [(one.task, one.state) for one in handled] == [("shop.reject", "dead"), ("shop.save", "done")]
+
+
+def test_a_recording_begins_and_ends_with_no_parked_ticket() -> None:
+    app = eager_app(bridge_on_dead="park")
+    bad, good = declare(app, reject), declare(app, save)
+    with pytest.raises(Reject):
+        bad.push("T", 1)
+    with recorded(app) as handled:
+        good.push("T", {"n": 1})
+        with pytest.raises(Reject):
+            bad.push("T", 1)
+        with recorded(app):
+            good.push("T", {"n": 2})
+        good.push("T", {"n": 3})
+    assert [one.state for one in handled] == ["done", "dead"]
+    seen.clear()
+    last = good.push("T", {"n": 4})
+    assert seen == [("T", last, 1)]
+
+
 @pytest.mark.parametrize("named", ["in the settings", "at the task"])
 def test_a_message_is_handled_with_the_settings_of_its_tasks_subscription(named: str) -> None:
     own = {"max_attempts": 2, "on_dead": "park", **({"task": "shop.apply"} if named == "in the settings" else {})}
