@@ -713,7 +713,7 @@ SCRIPT_MUTATIONS = [
         "I2",
         TAKE,
         "test_http_consumers::test_copies_requests_and_messages_of_another_incarnation_are_dropped",
-        "or #redis.call('ZRANGEBYSCORE', KEYS[k + 4], fence, fence) > 0 then",
+        "or was_acknowledged(k, headers.id, fence) then",
         "or false then",
     ),
     _script(
