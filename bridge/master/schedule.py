@@ -8,7 +8,7 @@ again, and one that it did not push is pushed by the next leader.
 - **Time.** The server's clock decides, as for leases. The script refuses a tick that has not come by it.
 - **Missed ticks.** Of the ticks that came while no master ran, the newest is pushed, once; none with ``catch_up`` off.
 - **A clock that is set back.** A tick that was pushed is not pushed again. When the last tick is further in the future
-  than the interval after it, the clock was wrong before: the entry starts again.
+  than the interval after it, the clock was wrong before: the entry starts again, also while one master leads.
 - **Changes.** An entry with new times starts again at the moment of the change. An entry that is gone loses its field.
 
 Between two ticks this costs the server nothing. Without entries, the thread ends when it has led once, and has deleted
@@ -89,6 +89,8 @@ class Schedule:
         self._layout = self._bridge.layout
         self._places = {e.name: _Place(e, field_of(self._app, e.name)) for e in entries_of(app)}
         self._token = ""
+        #: The time of the last turn, by the server's clock (Unix ms).
+        self._turned_ms = 0
         self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-schedule", daemon=True)
@@ -143,6 +145,11 @@ class Schedule:
             if not self._read(redis, pusher, now_ms()):
                 return RETRY_S
             self._token = pusher.token
+        elif now_ms() < self._turned_ms:
+            # The clock was set back. What was to come next may be far away now.
+            for place in self._places.values():
+                place.learn(place.stored, place.last, now_ms())
+        self._turned_ms = now_ms()
         for place in self._places.values():
             if place.next_ms <= now_ms() and not self._stop.is_set():
                 self._tick(redis, pusher, place, now_ms)

@@ -158,6 +158,42 @@ def test_what_is_stored_may_be_damaged_or_of_a_clock_that_was_wrong(shop: Schedu
     assert "the server's clock was set back far: the entry ahead" in master.logs()
 
 
+def test_a_running_leader_starts_an_entry_again_when_the_clock_is_put_right(own_server: EmbeddedServer) -> None:
+    # Given a leader that runs since the clock was a day ahead, when an entry ticked. The server makes another one wait
+    app: Any = Celery("shop", broker=own_server.url, set_as_current=False)
+    bridge.install(app)
+    app.conf.bridge_schedule = dict.fromkeys(("beat", "new"), SECOND)
+
+    @app.task(bind=True, name="shop.work")
+    def work(self: Any, ticket_id: str, payload: Any) -> None:
+        pass
+
+    keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    right_ms = int(time.time()) * 1000
+    clock = SimpleNamespace(ms=right_ms + 86_400_000)
+    redis = own_server.client(decode_responses=True)
+    redis.set(keys.leader, "1 a")
+    redis.hset(schedule_key("ticket_stream"), field_of("shop", "beat"), f"{clock.ms} every 1 s")
+    lane: Any = SimpleNamespace(keys=keys, leading=True, clock=SimpleNamespace(server_ms=lambda: clock.ms))
+    lane.election = SimpleNamespace(leads=lambda: True, token="1 a")
+    schedule = Schedule(app, [lane], [keys.leader])
+    schedule._turn(redis)
+    assert schedule._places["new"].next_ms > clock.ms
+    # When the clock is put right
+    clock.ms = right_ms
+    schedule._turn(redis)
+    # Then both begin now
+    stored = read_ticks(redis, "ticket_stream", "shop")
+    assert [stored[name].at_ms for name in ("beat", "new")] == [right_ms] * 2
+    clock.ms += 10
+    assert 0 < schedule._turn(redis) <= 1
+    # A step back that is shorter than the interval begins nothing again
+    clock.ms -= 500
+    schedule._turn(redis)
+    assert read_ticks(redis, "ticket_stream", "shop") == stored
+    redis.close()
+
+
 def test_one_of_several_leaders_pushes_and_the_next_takes_over(shop: ScheduleShop) -> None:
     subscriptions = {"a": {"task": "shop.work"}, "b": {"task": "shop.other"}}
     more = {"bridge_subscriptions": subscriptions, "bridge_partitions": 2, "bridge_default_task": None}
