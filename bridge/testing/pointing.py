@@ -7,9 +7,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from bridge.app.installed import bridge_of
+from bridge.settings.app import NAMES
+from bridge.settings.config_keys import given_settings
 
-#: What of an app's settings is replaced.
-REPLACED = ("broker_url", "result_backend", "task_always_eager", "broker_read_url", "broker_write_url")
+#: The addresses in an app's settings, which are replaced.
+ADDRESSES = ("broker_url", "result_backend", "broker_read_url", "broker_write_url")
+#: TLS of the old server, which is replaced if the new one speaks plain text.
+TLS = ("broker_use_ssl", "redis_backend_use_ssl")
+#: URLs of servers that may need it.
+_SECURE = ("rediss:", "sentinel:")
 
 
 @contextmanager
@@ -17,7 +23,13 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
     """``app`` sends to the server at ``url`` and reads results from it, for as long as the block."""
     bridge = bridge_of(app)
     conf = app.conf
-    before = {name: conf.get(name) for name in REPLACED}
+    meanwhile: dict[str, Any] = {**dict.fromkeys(ADDRESSES, url), "task_always_eager": False}
+    if not url.startswith(_SECURE):
+        meanwhile |= dict.fromkeys(TLS)
+    before = {name: conf.get(name) for name in meanwhile}
+    if own := given_settings(app, NAMES).get("redis_url"):
+        # It is the broker's, so the new broker's URL says it.
+        meanwhile["bridge_redis_url"], before["bridge_redis_url"] = "", own[1]
 
     def put(values: dict[str, Any]) -> None:
         conf.update(values)
@@ -29,7 +41,7 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
         for name in ("settings", "layout", "client", "eager"):
             vars(bridge).pop(name, None)
 
-    put({**dict.fromkeys(REPLACED, url), "task_always_eager": False})
+    put(meanwhile)
     try:
         yield
     finally:
