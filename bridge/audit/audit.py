@@ -138,7 +138,9 @@ class Audit:
         group = pages.group_of(redis, keys)
         rows, oldest = self._survey(last)
         have = {name: sum(rows[what] for what in whats) for name, whats in COUNTED.items()}
-        self._complete = all(have[name] >= counts.get(name, 0) for name in ("done", "dead"))
+        # A history that was off for a while is whole, and lacks rows that were counted.
+        whole = pages.is_whole(redis, keys.history)
+        self._complete = whole is not False and all(have[name] >= counts.get(name, 0) for name in COUNTED)
         self._begun = True
         self._expected_first = first
         self._history = pages.HistoryPages(redis, keys.history)
@@ -150,9 +152,9 @@ class Audit:
         self.auditor = self._new_auditor(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
-            # The counters cover rows of done and dead messages. Rows of failures may be missing.
-            if not pages.is_whole(redis, keys.history):
-                self.auditor.attempts_complete_after(id_key(first)[0])
+            if whole is None:
+                # The counters cover last rows and replays. Rows of failures and delays may be missing.
+                self.auditor.uncounted_rows_missing(id_key(first)[0])
             return
         self._rows_missing(id_key(first)[0], replays_hidden=have["replayed"] < counts.get("replayed", 0))
 

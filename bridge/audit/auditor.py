@@ -144,11 +144,11 @@ class Auditor:
         self._missing.add(until_ms, replays_hidden=replays_hidden)
         self._messages.forget()
 
-    def attempts_complete_after(self, at_ms: int) -> None:
-        """All last rows and all replays are here, but rows of other attempts that were written up to ``at_ms`` may be
-        missing. Called before the first step.
+    def uncounted_rows_missing(self, until_ms: int) -> None:
+        """All last rows and all replays are here, but rows of other attempts and of delays that were written up to
+        ``until_ms`` may be missing. Called before the first step.
         """
-        self._missing.attempts_from_ms = at_ms
+        self._missing.uncounted_until_ms = until_ms
 
     def entry(self, id_: str, ticket: str | None, *, wanted: bool = False) -> None:
         """Adds an entry that the group has read. ``ticket``: None when the entry has no valid ticket. ``wanted``: the
@@ -166,7 +166,8 @@ class Auditor:
             return
         trail = messages.trail(ticket)
         messages.undone[id_] = trail
-        trail.undone.append(id_)
+        if self._missing.begins_here(key):
+            trail.undone.append(id_)
 
     def step(self, rows: Sequence[Delivery]) -> None:
         """Checks the rows of one step, which one entry of the history holds."""
@@ -255,11 +256,16 @@ class Auditor:
             return
         if new:
             messages.undone[id_] = trail
-            if self._missing.hides_replay(key):
+        if self._missing.begins_here(key):
+            if new:
+                trail.add(id_, key)
+        elif self._missing.hides_replay(key):
+            if new:
                 # The row of a replay may be missing. A replayed message may be late.
                 trail.replay(id_, UNBOUNDED)
-            else:
-                trail.add(id_, key)
+        elif row.what in _RAN:
+            # Rows of a delay may be missing, so it may have come late. But now it was begun, and stays the first.
+            trail.add(id_, key)
 
     def _refused(self, row: Delivery) -> None:
         """An entry that could not be processed. Its ticket does not wait for it, so it breaks no order."""

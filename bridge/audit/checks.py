@@ -34,7 +34,8 @@ class Check(Enum):
         "younger one had run. A replayed message may come late. A message of its ticket that was dispatched after "
         "the replay does not come before it.",
         "An execution that was cut off (`lost`) has no times, so it is not checked. Where the history has dropped "
-        "rows of replays, a message that is older than the history may come late unseen.",
+        "rows, a message that is older than the history may have been delayed, or replayed. So it may come late "
+        "unseen, and others may overtake it unseen until it has run.",
     )
     OVERLAPPED = (
         "overlapped",

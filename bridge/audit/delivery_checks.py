@@ -32,7 +32,7 @@ class DeliveryChecks:
         """`Check.REPEATED`, and `Check.REORDERED` where no entry tells that it was handled before.
 
         A message that is not undone, and not younger than all messages of its ticket that ran, was either handled
-        before or is late. Both are violations, unless the row of its replay is missing.
+        before or is late. Both are violations, unless rows are missing that say that it was replayed, or delayed.
         """
         id_ = row.message_id
         if id_ in self._messages.dead:
@@ -41,7 +41,7 @@ class DeliveryChecks:
         elif key == trail.last:
             self._report(Check.REPEATED, trail.name, id_, f"{row.what.value}, after its own last row")
         elif key < trail.last:
-            if self._missing.hides_replay(key):
+            if not self._missing.begins_here(key):
                 return
             if self._missing.covers(key) and key <= self._messages.entries_to:
                 text = f"{row.what.value}, after its own last row, and after younger messages of its ticket"

@@ -15,8 +15,8 @@ class MissingRows:
         self.until_ms: int | None = None
         #: Rows of replays may be among them.
         self.replays_hidden = False
-        #: Rows of first attempts may be missing for messages that are older than this (Unix ms).
-        self.attempts_from_ms: int | None = None
+        #: All last rows and all replays are here. Other rows that were written before this may be missing (Unix ms).
+        self.uncounted_until_ms: int | None = None
         #: All rows of messages from this id on are here.
         self.covered_from: IdKey = self._since
 
@@ -36,7 +36,9 @@ class MissingRows:
         return self.until_ms is not None and self.replays_hidden and not self.covers(key)
 
     def begins_here(self, key: IdKey) -> bool:
-        """Whether the first row of the message is here."""
+        """Whether the first row of the message is here. If not, it may have been delayed: others may overtake it, and
+        it may come late.
+        """
         if self.until_ms is not None:
             return self.covers(key)
-        return self.attempts_from_ms is None or key[0] > self.attempts_from_ms + self._skew_ms
+        return self.uncounted_until_ms is None or key[0] > self.uncounted_until_ms + self._skew_ms

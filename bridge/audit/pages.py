@@ -63,10 +63,11 @@ def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, s
     return (numbers, _text(first[0][0]), _text(last[0][0])) if first else (numbers, None, "")
 
 
-def is_whole(redis: Redis, key: str) -> bool:
-    """Whether no entry of the stream is missing. False when it is not known: servers before 7.0 do not tell."""
+def is_whole(redis: Redis, key: str) -> bool | None:
+    """Whether no entry of the stream is missing. None when it is not known: servers before 7.0 do not tell."""
     info: Any = redis.xinfo_stream(key)
-    return bool(info.get("entries-added") == info["length"])
+    added = info.get("entries-added")
+    return None if added is None else bool(added == info["length"])
 
 
 class HistoryPages:

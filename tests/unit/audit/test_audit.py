@@ -21,6 +21,7 @@ from tests.scripts.world import snapshot
 from tests.unit.audit.true_history import Event, Happening, TrueLane, happenings
 from tests.unit.audit.written_history import WrittenLane
 
+_ONE_DONE: list[Happening] = [(Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)]
 #: Each ticket has successes, a retry, a death and its replay, a lost consumer, and a returned run.
 EVENTFUL: list[Happening] = [
     (event, ticket, number)
@@ -286,6 +287,47 @@ def test_a_late_row_does_not_replace_a_dropped_one(redis: Redis, monkeypatch: py
 
     assert verdict.examples == ()
     assert not verdict.coverage.complete
+
+
+#: (what happens, how many steps the history drops): no row of a message that is done or dead is among them.
+_CUT_UNCOUNTED: list[tuple[list[Happening], int]] = [
+    # Others overtake the delayed message. The history forgets that it is delayed.
+    ([(Event.PUSH_DELAYED, 0, 5), (Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.DONE, 0, 0)], 1),
+    # The oldest message is pending. The history forgets what happened to younger ones.
+    ([(Event.PUSH, 1, 0), (Event.PUSH_UNWANTED, 0, 0), (Event.PUSH, 0, 0), *_ONE_DONE], 1),
+    ([(Event.PUSH, 1, 0), (Event.PUSH_SKIPPED, 0, 0), (Event.PUSH, 0, 0), *_ONE_DONE], 1),
+    ([(Event.PUSH, 1, 0), (Event.PUSH_DELAYED, 0, 5), (Event.CANCEL, 0, 0), (Event.PUSH, 0, 0), *_ONE_DONE], 2),
+    (
+        [
+            (Event.PUSH, 1, 0),
+            (Event.PUSH, 0, 0),
+            (Event.DISPATCH, 0, 0),
+            (Event.DROP, 0, 0),
+            (Event.PUSH, 0, 0),
+            *_ONE_DONE,
+        ],
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("happened", "dropped"), _CUT_UNCOUNTED, ids=["delayed", "left out", "skipped", "cancelled", "dropped"]
+)
+def test_a_history_that_dropped_no_row_of_a_done_message_was_cut_all_the_same(
+    redis: Redis, server: EmbeddedServer, happened: list[Happening], dropped: int
+) -> None:
+    lane = TrueLane().play(happened)
+    written = WrittenLane(redis, lane)
+    written.finish()
+    redis.xtrim(written.keys.history, maxlen=len(lane.steps) - dropped, approximate=False)
+
+    verdict = audit(redis, written.keys, clock_skew_ms=0)
+
+    assert verdict.examples == ()
+    # A server before 7.0 does not say that rows are gone, and no counter has the delayed ones.
+    counted = happened[0][0] is not Event.PUSH_DELAYED
+    assert verdict.coverage.complete == (not counted and pages.is_whole(redis, written.keys.history) is None)
 
 
 def test_failures_alone_that_were_dropped_are_no_miscount(redis: Redis) -> None:

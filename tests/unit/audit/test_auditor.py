@@ -16,7 +16,7 @@ from bridge.routing.filters import Filter
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import id_key
 from bridge.settings.lane import LaneSettings
-from tests.unit.audit.true_history import Happening, TrueLane, happenings
+from tests.unit.audit.true_history import PROMPT, Happening, TrueLane, happenings
 
 Steps = Sequence[Sequence[Delivery]]
 
@@ -342,7 +342,7 @@ LIES: list[tuple[Lie, set[Check]]] = [
 
 @pytest.mark.parametrize(("lie", "checks"), LIES, ids=[lie.__name__ for lie, _ in LIES])
 @settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
-@given(happened=happenings(), data=st.data(), page=st.sampled_from([1, 7, 1000]))
+@given(happened=happenings(kinds=PROMPT), data=st.data(), page=st.sampled_from([1, 7, 1000]))
 def test_a_lie_in_a_complete_history_is_found(
     lie: Lie, checks: set[Check], happened: list[Happening], data: st.DataObject, page: int
 ) -> None:

@@ -63,6 +63,22 @@ def test_a_delayed_message_is_undone_and_not_lost() -> None:
     assert auditor.counts == {Check.LOST: 1}
 
 
+def test_where_its_rows_may_be_missing_it_may_come_late() -> None:
+    auditor = Auditor(clock_skew_ms=0)
+    auditor.rows_missing(BEGAN + 350, replays_hidden=False)
+    auditor.step([done(C, BEGAN + 400, BEGAN + 390)])
+    auditor.step([done(A, BEGAN + 500, BEGAN + 490)])
+    assert auditor.clean, auditor.examples
+
+
+def test_where_its_rows_may_be_missing_nothing_overtakes_it_once_it_has_run() -> None:
+    auditor = Auditor(clock_skew_ms=0)
+    auditor.rows_missing(BEGAN + 350, replays_hidden=False)
+    auditor.step([row(A, What.FAILED, BEGAN + 400, fence_ms=BEGAN + 390)])
+    auditor.step([done(C, BEGAN + 500, BEGAN + 490)])
+    assert auditor.counts == {Check.REORDERED: 1}
+
+
 def test_a_cancelled_message_is_at_its_end() -> None:
     auditor = audited(DELAYED, row(A, What.CANCELLED, BEGAN + 9), done(C, BEGAN + 400, BEGAN + 350), entries=(A, C))
     auditor.at_rest([])

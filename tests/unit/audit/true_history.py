@@ -6,14 +6,14 @@ The caller draws what happens, one `Event` after another. An event that is not p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from hypothesis import strategies as st
 
 from bridge.routing.history import Delivery, What
-from bridge.routing.ids import id_key
+from bridge.routing.ids import Place, id_key, late_place
 
 HOSTS = ("a", "b")
 #: When the lane began, Unix ms.
@@ -32,6 +32,12 @@ class Event(Enum):
     CONSUMER_FREEZES = "consumer freezes"
     WAKE = "wake"
     REPLAY = "replay"
+    NACK = "nack"
+    DROP = "drop"
+    PUSH_DELAYED = "push delayed"
+    CANCEL = "cancel"
+    PUSH_UNWANTED = "push unwanted"
+    PUSH_SKIPPED = "push skipped"
 
 
 #: (event, ticket, a number for the event's choices)
@@ -41,16 +47,21 @@ Happening = tuple[Event, int, int]
 GOOD = [Event.PUSH] * 4 + [Event.DISPATCH] * 5 + [Event.DONE] * 6
 #: Deaths and replays, which make the order hard to check.
 REPLAYED = [Event.PUSH] * 4 + [Event.DISPATCH] * 6 + [Event.DIE] * 3 + [Event.REPLAY] * 4 + [Event.DONE] * 3
+#: Delayed messages that others overtake.
+OVERTAKEN = [Event.PUSH, Event.PUSH_DELAYED, Event.DISPATCH, Event.DONE]
+#: All events of a lane whose messages are not delayed.
+PROMPT = [event for event in Event if event not in (Event.PUSH_DELAYED, Event.CANCEL)]
 
 
-def happenings(most: int = 80) -> st.SearchStrategy[list[Happening]]:
-    """Draws events: mostly successes of three tickets, or many failures of one."""
+def happenings(most: int = 80, *, kinds: Sequence[Event] = tuple(Event)) -> st.SearchStrategy[list[Happening]]:
+    """Draws events of ``kinds``: mostly successes of three tickets, many failures of one, or many delays of one."""
 
     def drawn(kinds: list[Event], tickets: int) -> st.SearchStrategy[list[Happening]]:
         one = st.tuples(st.sampled_from(kinds), st.integers(0, tickets - 1), st.integers(0, 5))
         return st.lists(one, min_size=10, max_size=most)
 
-    return drawn([*GOOD, *Event], 3) | drawn([*REPLAYED, *Event], 1)
+    found = drawn([*GOOD, *kinds], 3) | drawn([*REPLAYED, *kinds], 1)
+    return found | drawn(OVERTAKEN, 1) if Event.PUSH_DELAYED in kinds else found
 
 
 @dataclass
@@ -60,6 +71,12 @@ class Message:
     attempt: int = 1
     #: It had an attempt, or its consumer was lost. It stays the first of its ticket.
     begun: bool = False
+    #: Others overtake it until then, Unix ms. 0: it is not delayed.
+    due_ms: int = 0
+
+    @property
+    def place(self) -> Place:
+        return late_place(self.due_ms, self.id) if self.due_ms else id_key(self.id)
 
 
 @dataclass
@@ -71,6 +88,7 @@ class Ticket:
     consumer: str = ""
     dispatched_ms: int = 0
     dead: list[Message] = field(default_factory=list)
+    delayed: list[Message] = field(default_factory=list)
 
 
 class TrueLane:
@@ -91,12 +109,16 @@ class TrueLane:
 
     def play(self, happened: Iterable[Happening]) -> TrueLane:
         for event, ticket, number in happened:
+            self._come_due()
             self._happens(event, self._ticket(f"T{ticket}"), number)
             self.now_us += 700 + 30_000 * number
         return self
 
     def finish(self) -> TrueLane:
-        """Handles all waiting messages. Replays no dead one."""
+        """Handles all waiting messages, also those that are delayed. Replays no dead one."""
+        delayed = [message.due_ms for ticket in self.tickets.values() for message in ticket.delayed]
+        self.now_us = max([self.now_us, *(1000 * (due_ms + 1) for due_ms in delayed)])
+        self._come_due()
         for ticket in self.tickets.values():
             while ticket.waiting or ticket.run:
                 self._happens(Event.DISPATCH, ticket, 3)
@@ -106,7 +128,7 @@ class TrueLane:
     @property
     def pending(self) -> list[str]:
         """Ids of the undone messages."""
-        return [m.id for ticket in self.tickets.values() for m in (*ticket.run, *ticket.waiting)]
+        return [m.id for ticket in self.tickets.values() for m in (*ticket.run, *ticket.waiting, *ticket.delayed)]
 
     def _ticket(self, name: str) -> Ticket:
         return self.tickets.setdefault(name, Ticket(name))
@@ -118,6 +140,13 @@ class TrueLane:
             named = ticket.name if number % 2 else None
             id_ = self._entry(named)
             self._write([Delivery(id_, "", "", "", 0, 0, 0, 0, 0, What.REFUSED, 0)])
+        elif event is Event.PUSH_DELAYED:
+            self._delay(ticket, number)
+        elif event is Event.CANCEL and ticket.delayed:
+            self._note(ticket.delayed.pop(number % len(ticket.delayed)), What.CANCELLED)
+        elif event in (Event.PUSH_UNWANTED, Event.PUSH_SKIPPED):
+            what = What.LEFT_OUT if event is Event.PUSH_UNWANTED else What.SKIPPED
+            self._write([Delivery(self._entry(ticket.name), "", "", "", 0, 0, 0, 0, 0, what, 0)])
         elif event is Event.DISPATCH:
             self._dispatch(ticket, number)
         elif event is Event.REPLAY and ticket.dead:
@@ -137,9 +166,14 @@ class TrueLane:
                 rows.append(self._row(ticket, ticket.run.popleft(), What.DONE, ran=True))
                 ticket.fence += 1
             self._write(rows)
-        elif event is Event.FAIL:
-            self._write([self._row(ticket, message, What.FAILED, ran=True), *self._rest(ticket)])
-            message.attempt += 1
+        elif event is Event.DROP:
+            self._write([self._row(ticket, message, What.DROPPED, ran=True)])
+            ticket.run.popleft()
+            ticket.fence += 1
+        elif event in (Event.FAIL, Event.NACK):
+            what = What.FAILED if event is Event.FAIL else What.NACKED
+            self._write([self._row(ticket, message, what, ran=True), *self._rest(ticket)])
+            message.attempt += event is Event.FAIL
             message.begun = True
             self._take_back(ticket)
         elif event is Event.DIE:
@@ -171,11 +205,33 @@ class TrueLane:
 
     def _replay(self, ticket: Ticket, message: Message) -> None:
         self._write([Delivery(message.id, ticket.name, "t", "", 0, 0, 0, 0, 0, What.REPLAYED, 0)])
-        message.attempt, message.begun = 1, False
+        message.attempt, message.begun, message.due_ms = 1, False, 0
+        self._put_in_place(ticket, message)
+
+    def _delay(self, ticket: Ticket, number: int) -> None:
+        message = Message(self._entry(ticket.name), ticket.name)
+        message.due_ms = self.now_us // 1000 + 1 + 40 * number
+        ticket.delayed.append(message)
+        self._note(message, What.DELAYED)
+
+    def _come_due(self) -> None:
+        """The messages that are due take their places in the order of their tickets."""
+        for ticket in self.tickets.values():
+            due = [message for message in ticket.delayed if message.due_ms < self.now_us // 1000]
+            for message in sorted(due, key=lambda one: one.place):
+                ticket.delayed.remove(message)
+                self._note(message, What.DUE)
+                self._put_in_place(ticket, message)
+
+    def _put_in_place(self, ticket: Ticket, message: Message) -> None:
         at = 1 if ticket.waiting and ticket.waiting[0].begun and not ticket.run else 0
-        while at < len(ticket.waiting) and id_key(ticket.waiting[at].id) < id_key(message.id):
+        while at < len(ticket.waiting) and ticket.waiting[at].place < message.place:
             at += 1
         ticket.waiting.insert(at, message)
+
+    def _note(self, message: Message, what: What) -> None:
+        due_ms = 0 if what is What.CANCELLED else message.due_ms
+        self._write([Delivery(message.id, message.ticket, "", "", 0, 0, due_ms, 0, 0, what, 0)])
 
     def _take_back(self, ticket: Ticket) -> None:
         ticket.waiting.extendleft(reversed(ticket.run))

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from bridge.routing.history import Delivery, What
+from bridge.audit.audit import COUNTED
+from bridge.routing.history import LAST, Delivery, What
 from bridge.routing.keys import LaneKeys
 from tests.unit.audit.true_history import TrueLane
 
-FINAL = (What.DONE, What.DEAD, What.REFUSED)
-COUNTERS = {What.DONE: "done", What.DEAD: "dead", What.REFUSED: "dead", What.REPLAYED: "replayed"}
+COUNTERS = {what: name for name, whats in COUNTED.items() for what in whats}
 
 
 def row_of(row: Delivery) -> list[Any]:
@@ -60,7 +60,7 @@ class WrittenLane:
         self._written += 1
         with self._redis.pipeline(transaction=True) as pipe:
             for row in rows:
-                if row.what in FINAL and acknowledge:
+                if row.what in LAST and acknowledge:
                     pipe.xack(keys.stream, keys.group, row.message_id)
                 if row.what in (What.DEAD, What.REFUSED):
                     self._letters[row.message_id] = letter = f"{row.written_ms}-{len(self._letters) + 1}"
