@@ -48,7 +48,7 @@ def test_a_large_number_is_there_against_leaks_and_leaves_the_bundles(lane: Lane
     lane.wait_consumers(2)
     traits = {name: json.loads(text)["traits"] for name, text in lane.redis.hgetall(lane.keys.consumers).items()}
     bundled = {
-        name.partition("@")[0]: found.get("counter.append", {}).get("bundle") is not False
+        str(name).partition("@")[0]: found.get("counter.append", {}).get("bundle") is not False
         for name, found in traits.items()
     }
     assert bundled == {"w1": True, "w2": False}
