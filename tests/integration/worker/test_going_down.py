@@ -290,9 +290,12 @@ SHORT = {("bundles", "often"), ("bundles", "often-lives"), ("alone", "few")}
     indirect=["lane"],
 )
 def test_nothing_is_lost_and_nothing_dies(lane: LaneUnderTest, name: str) -> None:
-    stage = Stage(lane, STAGES[name], "counter.held_late" if "losses" in name else "counter.held")
+    in_bundles = lane.env["COUNTER_BUNDLE_MS"] != "0"
+    # Where a worker counts its tasks, those of the others are in no bundle either.
+    cells = [cell for cell in STAGES[name] if not (in_bundles and cell.name == "max-tasks")]
+    stage = Stage(lane, cells, "counter.held_late" if "losses" in name else "counter.held")
     stage.bring_to_the_gate()
-    if lane.env["COUNTER_BUNDLE_MS"] != "0":
+    if in_bundles:
         ways = [path.suffix for worker in stage.workers.values() for path in stage.held(worker)]
         assert ways.count(".bundle") >= len(stage.workers) // 4, ways
     stage.strike()
