@@ -141,16 +141,13 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
 
 
 def follow_events(
-    session: SparkSession, folder: str, kind: str, *, schema: str | None, files: int, tolerant: bool = False
+    session: SparkSession, folder: str, kind: str, *, columns: StructType, files: int, tolerant: bool = False
 ) -> DataFrame:
     """The events of the files that appear in a folder, as a stream: the oldest first, ``files`` in an epoch at most.
 
-    ``schema`` names the columns as DDL; None: they are those of the present files. A later CSV or JSON line with other
-    columns is malformed. Raises ``InputError`` when there are no files, and ``ConfigurationError`` for an invalid
-    schema.
+    A CSV or JSON line with other columns is malformed.
     """
     check_readable(folder)
-    columns = _columns_of(session, folder, kind, tolerant) if schema is None else _declared(schema)
     columns = _with_free_names(columns)
     folder = to_read(folder)
     reader = session.readStream.option("maxFilesPerTrigger", str(files))
@@ -198,7 +195,8 @@ def _with_free_names(events: _Named) -> _Named:
     return events
 
 
-def _declared(schema: str) -> StructType:
+def declared_columns(schema: str) -> StructType:
+    """Columns as DDL. Raises ``ConfigurationError`` for an invalid schema."""
     try:
         columns = StructType.fromDDL(schema)
     except ParseException:
@@ -208,7 +206,8 @@ def _declared(schema: str) -> StructType:
     return columns
 
 
-def _columns_of(session: SparkSession, folder: str, kind: str, tolerant: bool) -> StructType:
+def present_columns(session: SparkSession, folder: str, kind: str, *, tolerant: bool = False) -> StructType:
+    """The columns of the present files of a folder. Raises ``InputError`` when there are no files."""
     try:
         schema = _read(session, folder, kind, tolerant).schema
         return StructType([field for field in schema.fields if field.name != MALFORMED])

@@ -146,6 +146,12 @@ def marked_rows(connection: RedisConnection, options: WriteOptions, run: str) ->
     return sum(int(value.split(b" ")[0]) for field, value in marks.items() if field.rpartition(b"/")[2].isdigit())
 
 
+def marked_epochs(connection: RedisConnection, options: WriteOptions, run: str) -> set[int]:
+    """The epochs of which the guard of a streaming query has notes."""
+    epochs = (field.partition(b"/")[0] for field in _marks(connection, options, run))
+    return {int(epoch) for epoch in epochs if epoch.isdigit()}
+
+
 def marked_partitions(connection: RedisConnection, options: WriteOptions, run: str) -> int | None:
     """The number of partitions in which a batch of this name was written before; None if there was none."""
     found = _marks(connection, options, run).get(b"0/of")

@@ -1,53 +1,125 @@
-"""The checkpoint of a push that follows a folder: beside Spark's files, it keeps the stream of the push.
+"""The checkpoint of a push that follows a folder: what it keeps beside Spark's files.
+
+    stream.json    the stream of the push
+    form.json      the form of its epochs: how many partitions they have, and the columns of the files
 
 Spark's own checkpoint knows the folder of the files, and not the stream. With another stream, a push would go on in the
 middle of the folder, and earlier rows would be missing there.
+
+Nor does it know the form, which comes from the machine's cores and from the files that were present at the start. An
+epoch that was cut off must be written again in the same form: the guard refuses any other. Other epochs need not, and
+see new columns from the next start on.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import StructType
+
 from bridge.routing.errors import ConfigurationError
-from bridge.spark.wire.address import database
+from bridge.spark.job.progress import marked_epochs
+from bridge.spark.wire.address import connect, database
+from bridge.spark.write.options import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FILE = "stream.json"
+#: The name of the query that writes, and of the folder of Spark's checkpoint of it.
+PUSH = "push"
+_STREAM, _FORM = "stream.json", "form.json"
 
 
-def claim(session: SparkSession, checkpoint: str, *, url: str, stream: str) -> None:
-    """Makes this the checkpoint of pushes into one stream, in any file system that Spark writes to.
+@dataclass(frozen=True)
+class Form:
+    """What each attempt at an epoch must have in common."""
 
-    Of the server's address only the number of the database is kept: the rest may change. A checkpoint of an older
-    version has no stream. This stream is written into it. Raises ``ConfigurationError`` for the checkpoint of another
-    stream.
-    """
-    asked = {"stream": stream, "database": database(url)}
-    assert session._jvm is not None
-    hadoop: Any = session._jvm.org.apache.hadoop.fs
-    place = hadoop.Path(checkpoint, _FILE)
-    files = place.getFileSystem(session._jsc.hadoopConfiguration())
-    if not files.exists(place):
-        fresh = hadoop.Path(checkpoint, f".{_FILE}")
-        writing = files.create(fresh, True)
-        writing.write(bytearray(f"{json.dumps(asked)}\n".encode()))
-        writing.close()
-        # The file appears complete, or not.
-        files.rename(fresh, place)
-        return
-    opened = files.open(place)
-    text = session._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8")
-    opened.close()
-    try:
+    partitions: int
+    #: The columns of the files.
+    columns: StructType
+
+    @property
+    def text(self) -> str:
+        return json.dumps({"partitions": self.partitions, "columns": self.columns.jsonValue()})
+
+    @classmethod
+    def of(cls, text: str) -> Form:
         kept = json.loads(text)
-        of = f"pushes into stream {kept['stream']!r} in database {kept['database']}"
-    except (ValueError, KeyError, TypeError):
-        raise ConfigurationError(
-            f"cannot read {place}: {checkpoint} is not the checkpoint of a push. Name another --checkpoint to start "
-            "again"
-        ) from None
-    if kept != asked:
-        raise ConfigurationError(f"the checkpoint {checkpoint} is of {of}; another stream needs another --checkpoint")
+        return cls(kept["partitions"], StructType.fromJson(kept["columns"]))
+
+
+class Checkpoint:
+    """One checkpoint, in any file system that Spark writes to."""
+
+    def __init__(self, session: SparkSession, folder: str) -> None:
+        assert session._jvm is not None
+        self._folder = folder
+        self._hadoop: Any = session._jvm.org.apache.hadoop.fs
+        self._texts: Any = session._jvm.org.apache.commons.io.IOUtils
+        self._files = self._hadoop.Path(folder).getFileSystem(session._jsc.hadoopConfiguration())
+
+    def claim(self, *, url: str, stream: str) -> None:
+        """Makes this the checkpoint of pushes into one stream.
+
+        Of the server's address only the number of the database is kept: the rest may change. Raises
+        ``ConfigurationError`` for the checkpoint of another stream.
+        """
+        asked = {"stream": stream, "database": database(url)}
+        text = self._read(_STREAM)
+        if text is None:
+            self._write(_STREAM, json.dumps(asked))
+            return
+        try:
+            kept = json.loads(text)
+            of = f"pushes into stream {kept['stream']!r} in database {kept['database']}"
+        except (ValueError, KeyError, TypeError):
+            raise ConfigurationError(
+                f"cannot read {self._path(_STREAM)}: {self._folder} is not the checkpoint of a push. Name another "
+                "--checkpoint to start again"
+            ) from None
+        if kept != asked:
+            raise ConfigurationError(
+                f"the checkpoint {self._folder} is of {of}; another stream needs another --checkpoint"
+            )
+
+    def form_cut_off(self, *, url: str, stream: str) -> Form | None:
+        """The form of the epoch that was cut off; None: there is none, or the server has nothing of it."""
+        metadata, form = self._read(f"{PUSH}/metadata"), self._read(_FORM)
+        if metadata is None or form is None:
+            return None
+        connection = connect(url)
+        try:
+            options = parse({"url": url, "stream": stream})
+            last = max(marked_epochs(connection, options, json.loads(metadata)["id"]), default=None)
+        finally:
+            connection.disconnect()
+        # Spark's note comes last: an epoch without it is written again, even if all its rows are in the stream.
+        is_cut_off = last is not None and not self._files.exists(self._path(f"{PUSH}/commits/{last}"))
+        return Form.of(form) if is_cut_off else None
+
+    def keep(self, form: Form) -> None:
+        """Notes the form of the epochs that begin from now on. Only while no epoch is cut off."""
+        if self._read(_FORM) != form.text:
+            self._write(_FORM, form.text)
+
+    def _path(self, name: str) -> Any:
+        return self._hadoop.Path(self._folder, name)
+
+    def _read(self, name: str) -> str | None:
+        if not self._files.exists(self._path(name)):
+            return None
+        opened = self._files.open(self._path(name))
+        text: str = self._texts.toString(opened, "UTF-8")
+        opened.close()
+        return text
+
+    def _write(self, name: str, text: str) -> None:
+        fresh = self._path(f".{name}")
+        writing = self._files.create(fresh, True)
+        writing.write(bytearray(text.encode()))
+        writing.close()
+        # The file appears complete, or not. Not all file systems replace a file by renaming.
+        self._files.delete(self._path(name), False)
+        self._files.rename(fresh, self._path(name))

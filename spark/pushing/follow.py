@@ -2,7 +2,8 @@
 
 The checkpoint says which files are done, and the guard on the server how much of the next epoch is written. So however
 this process ends, kill -9 included, the next one with the same checkpoint goes on and writes nothing twice. After a
-signal the running epoch has a few seconds to end.
+signal the running epoch has a few seconds to end. The checkpoint also says in which form an epoch that was cut off must
+be written again: this machine may have other cores, and other files may be present.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pyspark.sql import functions as fn
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.numbers import count
 from bridge.routing.stop_signal import StopSignal
-from bridge.spark.job.eventlog import follow_events
+from bridge.spark.job.eventlog import declared_columns, follow_events, present_columns
 from bridge.spark.job.failures import Terminated, emit, one_line
 from bridge.spark.job.progress import Display, WriteWatch
-from bridge.spark.pushing.checkpoint import claim
+from bridge.spark.pushing.checkpoint import PUSH, Checkpoint, Form
 from bridge.spark.pushing.messages import to_messages
 from bridge.spark.pushing.plan import Follow, PushPlan, sent
 from bridge.spark.pushing.rejects import divided, table_format
@@ -43,17 +44,33 @@ def follow(session: SparkSession, plan: PushPlan) -> None:
     Raises the error that ended the query; ``Terminated`` and ``KeyboardInterrupt`` only with ``available_now``.
     """
     assert plan.follow is not None
-    partitions = plan.partitions or session.sparkContext.defaultParallelism
-    _Following(session, plan, plan.follow, partitions).run()
+    _Following(session, plan, plan.follow).run()
+
+
+def _form(session: SparkSession, plan: PushPlan, how: Follow, cut_off: Form | None) -> Form:
+    """The form of the epochs: as asked for; else that of the epoch that was ``cut_off``; else of what there is now."""
+    if how.schema is not None:
+        columns = declared_columns(how.schema)
+    elif cut_off is not None:
+        columns = cut_off.columns
+    else:
+        columns = present_columns(session, plan.source, plan.kind, tolerant=plan.rejects is not None)
+    present = cut_off.partitions if cut_off is not None else session.sparkContext.defaultParallelism
+    return Form(plan.partitions or present, columns)
 
 
 class _Following:
     """The queries of one push: one that writes, and one for rejected rows if they go to a folder."""
 
-    def __init__(self, session: SparkSession, plan: PushPlan, how: Follow, partitions: int) -> None:
+    def __init__(self, session: SparkSession, plan: PushPlan, how: Follow) -> None:
+        self._plan, self._how = plan, how
+        self._checkpoint = Checkpoint(session, how.checkpoint)
+        self._cut_off = self._checkpoint.form_cut_off(url=plan.url, stream=plan.stream)
+        self._form = form = _form(session, plan, how, self._cut_off)
         tolerant = plan.rejects is not None
-        events = follow_events(session, plan.source, plan.kind, schema=how.schema, files=how.files, tolerant=tolerant)
-        self._session, self._plan, self._how, self._partitions = session, plan, how, partitions
+        events = follow_events(
+            session, plan.source, plan.kind, columns=form.columns, files=how.files, tolerant=tolerant
+        )
         self._messages = to_messages(events, plan.mapping)
         self._options = plan.writer_options(self._messages.sequence, self._messages.fields)
         self._parsed: WriteOptions = parse_streaming(self._options)
@@ -65,13 +82,15 @@ class _Following:
     def run(self) -> None:
         plan, started = self._plan, time.monotonic()
         # After all checks: a push that is refused must not claim the checkpoint.
-        claim(self._session, self._how.checkpoint, url=plan.url, stream=plan.stream)
+        self._checkpoint.claim(url=plan.url, stream=plan.stream)
+        if self._cut_off is None:
+            self._checkpoint.keep(self._form)
         if plan.progress == "json":
             emit(
                 event="started",
                 file=plan.source,
                 stream=plan.stream,
-                partitions=self._partitions,
+                partitions=self._form.partitions,
                 ordered_by=self._messages.ordered_by,
                 checkpoint=self._how.checkpoint,
             )
@@ -98,12 +117,12 @@ class _Following:
         placed = by_ticket(
             messages.frame,
             key=messages.key,
-            partitions=self._partitions,
+            partitions=self._form.partitions,
             sequence=messages.sequence,
             checks=messages.checks(self._parsed.max_payload),
         )
         rows = sent(messages, placed).observe(_WRITTEN, fn.count(fn.lit(1)).alias("rows"))
-        writing = self._query(rows, "push").format("redisstream").options(**self._options)
+        writing = self._query(rows, PUSH).format("redisstream").options(**self._options)
         return [writing.start(), *queries]
 
     def _query(self, rows: DataFrame, name: str) -> Any:

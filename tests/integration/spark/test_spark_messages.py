@@ -12,7 +12,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError
-from bridge.spark.job.eventlog import TABLE, follow_events, read_events
+from bridge.spark.job.eventlog import TABLE, declared_columns, follow_events, present_columns, read_events
 from bridge.spark.job.failures import one_line
 from bridge.spark.job.json_lines import parsed_lines, what_is_wrong
 from bridge.spark.job.log_columns import MALFORMED
@@ -250,7 +250,9 @@ def test_a_column_of_a_name_that_is_used_here_is_refused(session: SparkSession, 
             with pytest.raises(InputError, match="that name is used here, rename it"):
                 read_events(session, str(tmp_path / name), tolerant=tolerant)
     with pytest.raises(InputError, match="that name is used here, rename it"):
-        follow_events(session, str(tmp_path), "csv", schema="ticket_id string, __file string", files=1)
+        follow_events(
+            session, str(tmp_path), "csv", columns=declared_columns("ticket_id string, __file string"), files=1
+        )
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_a_folder_within_a_folder_is_an_error(session: SparkSession, tmp_path: P
     with pytest.raises(InputError, match=f"the files in {within} would not be read"):
         read_events(session, str(tmp_path), "csv")
     with pytest.raises(InputError, match=f"the files in {within} would not be read"):
-        follow_events(session, str(tmp_path), "csv", schema="ticket_id string, n string", files=1)
+        follow_events(session, str(tmp_path), "csv", columns=declared_columns("ticket_id string, n string"), files=1)
 
 
 def test_a_tolerant_read_keeps_the_text_of_what_cannot_be_read(session: SparkSession, tmp_path: Path) -> None:
@@ -409,7 +411,9 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
         assert run_id_of(session, events, Mapping(), stream="s") is not None
     (tmp_path / name / f"{name}.jsonl").unlink()
     (tmp_path / name / "x1.csv").unlink()
-    streamed = follow_events(session, str(tmp_path / name), "csv", schema="ticket_id string, n string", files=1)
+    streamed = follow_events(
+        session, str(tmp_path / name), "csv", columns=declared_columns("ticket_id string, n string"), files=1
+    )
     query = streamed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
     query.awaitTermination()
     assert {row["ticket_id"] for row in session.table("followed").collect()} == {"A"}
@@ -458,11 +462,13 @@ def test_the_names_of_a_folders_files_count_where_they_decide_the_order(session:
 
 def test_a_folder_to_follow_needs_columns(session: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name them with --schema"):
-        follow_events(session, str(tmp_path), "csv", schema=None, files=1)
+        present_columns(session, str(tmp_path), "csv")
     for wrong in ("no such", "string", ""):
         with pytest.raises(ConfigurationError, match="--schema must be columns with types"):
-            follow_events(session, str(tmp_path), "csv", schema=wrong, files=1)
-    events = follow_events(session, str(tmp_path), "csv", schema="ticket_id string, n string", files=1)
+            declared_columns(wrong)
+    events = follow_events(
+        session, str(tmp_path), "csv", columns=declared_columns("ticket_id string, n string"), files=1
+    )
     with pytest.raises(InputError, match="--follow needs --seq"):
         to_messages(events, Mapping())
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from bridge.routing.errors import ConfigurationError, InputError, PayloadError, StreamFull
+from bridge.routing.errors import ConfigurationError, InputError, PayloadError, RunChanged, StreamFull
 from bridge.spark.job.failures import Terminated, one_line
 from bridge.spark.push import main, plan_of
 from bridge.spark.pushing import follow as push_follow
@@ -50,9 +50,10 @@ class Following:
         hidden.write_text("".join(f"{line}\n" for line in (*map(json.dumps, rows), *more)))
         hidden.rename(self.folder / name)
 
-    def push(self, *arguments: str) -> None:
+    def push(self, *arguments: str, partitions: str | None = "2") -> None:
         typed = ["--follow", "--available-now", "--format", "json", "--checkpoint", str(self._home / "checkpoint")]
-        typed += ["--url", self._server.url, "--progress", "json", "--partitions", "2", *arguments]
+        typed += ["--url", self._server.url, "--progress", "json", *arguments]
+        typed += [] if partitions is None else ["--partitions", partitions]
         follow(self._session, plan_of(main.make_context("push", [str(self.folder), *typed]).params))
 
     def entries(self) -> dict[str, list[int]]:
@@ -219,6 +220,61 @@ def test_a_push_that_is_stopped_while_it_waits_goes_on_from_its_checkpoint(
     # And when there is room again, the next one adds what is left of the epoch
     following.push()
     assert following.entries() == every_ticket(100)
+
+
+@pytest.mark.parametrize(
+    ("first", "cores", "later"),
+    [
+        pytest.param([], (2, 3), [], id="cores"),
+        pytest.param([], (1, 1), [{"seq": 200, "n": 1.5}], id="types"),
+        pytest.param([], (1, 3), [{"seq": 200, "n": 3, "more": True}], id="columns"),
+        pytest.param(
+            ["--partitions", "3", "--schema", "ticket_id string, seq int, n double"], (2, 2), [], id="options"
+        ),
+    ],
+)
+def test_an_epoch_that_was_cut_off_ends_as_it_began_and_the_next_start_is_as_it_would_be(
+    first: list[str],
+    cores: tuple[int, int],
+    later: list[dict[str, Any]],
+    session: SparkSession,
+    following: Following,
+    valkey: EmbeddedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def on(cores: int) -> None:
+        monkeypatch.setattr(type(session.sparkContext), "defaultParallelism", property(lambda _: cores))
+
+    # Given a push that ended in the middle of an epoch
+    monkeypatch.setattr(push_follow, "GRACE_S", 0.5)
+    on(cores[0])
+    before = [json.dumps({"ticket_id": f"T{ticket}", "seq": -1, "n": 1}) for ticket in range(TICKETS)]
+    following.land("1.jsonl", range(100), *before)
+    with stopped_when_full(valkey), pytest.raises(Terminated):
+        following.push("--high-water", "150", "--chunk-size", "20", *first, partitions=None)
+    # When another form is asked for, it is refused, and forgotten
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
+        following.push(partitions="4")
+    assert isinstance(one_line(failed.value), RunChanged)
+    # When it is started on another machine, and files have come whose rows have other types or columns
+    on(cores[1])
+    if later:
+        following.land("2.jsonl", range(0), *(json.dumps({"ticket_id": "T0", **row}) for row in later))
+        # Then they end it, as they would have ended the first one
+        with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
+            following.push(partitions=None)
+        assert isinstance(one_line(failed.value), InputError | PayloadError)
+    else:
+        following.push(partitions=None)
+    # But the epoch was ended before, and the next start takes what there is now
+    expected = {ticket: [-1, *numbers] for ticket, numbers in every_ticket(100).items()}
+    assert following.entries() == expected
+    capsys.readouterr()
+    following.push(partitions=None)
+    expected["T0"] += [row["seq"] for row in later]
+    assert following.entries() == expected
+    assert said(capsys)[0]["partitions"] == cores[1]
 
 
 def test_an_epoch_that_fails_after_the_signal_is_a_failure(
