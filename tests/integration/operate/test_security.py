@@ -56,6 +56,8 @@ LONG_POLLS_END = {"unsubscribe"}  # a minute after the last one
 DELAYED_PUSH = {"time"}  # the server's clock says when a delay is over
 LOST_LAYOUT = {"xinfo|groups"}  # beside a key with the name of a partition
 DEAD_NOTICES = {"hsetnx", "xrevrange"}  # of dead letters, for a receiver by HTTP
+#: Where the server does not know how many entries the group has read.
+COUNT_UNKNOWN = {"xinfo|stream"}
 NOT_ON_THE_WAY = {
     "producer": CONNECTING | RESULTS | LOST_LAYOUT | DELAYED_PUSH | {"ping"},
     "master": CONNECTING
@@ -66,6 +68,7 @@ NOT_ON_THE_WAY = {
     | SEVERAL_LANES
     | LONG_POLLS_END
     | LATE_AGAIN
+    | COUNT_UNKNOWN
     | {"ping"},
     "worker": CONNECTING | OUT_OF_MEMORY | KOMBU_ENDS | ORDINARY_TASKS | RESULTS | EFFECTS | {"exists", "pttl"},
     "operator": CONNECTING | {"ping", "xadd", "blpop", "xdel", "hkeys", "lindex", "xread", "hlen", "xinfo|stream"},
