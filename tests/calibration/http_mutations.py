@@ -49,7 +49,7 @@ HTTP_MUTATIONS = [
         "the key of a push is ignored",
         f"{TESTS}/test_pushing.py::test_a_push_with_a_key_can_be_sent_again",
         "bridge/http/pushing.py",
-        "idempotency_key=key,",
+        "idempotency_key=idempotency_key,",
         "idempotency_key=None,",
     ),
     _port(
