@@ -25,7 +25,7 @@ def _written_out(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else "\ufffd"
 
 
-def shown(one: Any, limit: int) -> str:
+def safe_repr(one: Any, limit: int) -> str:
     """The ``repr`` of anything, at most ``limit`` characters. Its class is the user's, and its methods may raise."""
     try:
         return repr(one)[:limit]
@@ -33,8 +33,8 @@ def shown(one: Any, limit: int) -> str:
         return f"<{type(one).__name__}, whose __repr__ raised {type(second).__name__}>"
 
 
-def text_of(one: Any) -> str:
-    """The ``str`` of anything, as `shown`."""
+def safe_str(one: Any) -> str:
+    """The ``str`` of anything, as `safe_repr`."""
     try:
         return str(one)
     except Exception as second:
@@ -43,7 +43,7 @@ def text_of(one: Any) -> str:
 
 def error_text(exc: BaseException) -> str:
     """The class and the text of any exception."""
-    return f"{type(exc).__name__}: {text_of(exc)}"
+    return f"{type(exc).__name__}: {safe_str(exc)}"
 
 
 def one_line(text: str, limit: int = 200) -> str:

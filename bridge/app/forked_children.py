@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from bridge.routing.text import shown
+from bridge.routing.text import safe_repr
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def exit_forked_child(task: str) -> NoReturn:
         logger.error(
             "task %s forked, and the child process came back from the task%s: it ends here; end it with os._exit",
             task,
-            f" with {shown(exc, SHOWN_CHARS)}" if exc is not None else "",
+            f" with {safe_repr(exc, SHOWN_CHARS)}" if exc is not None else "",
         )
         code = 1
     with suppress(Exception):

@@ -24,7 +24,7 @@ from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import Advice
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
-from bridge.inspect.delayed import Mode, Place, Selection, count_of, now_ms_of
+from bridge.inspect.delayed import DuePlace, Mode, Selection, count_of, now_ms_of
 from bridge.inspect.delayed import read_page as delayed_page
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
@@ -179,7 +179,7 @@ async def delayed(
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
         now_ms = now_ms_of(redis)
-        behind = None if after is None else Place.of_text(after)
+        behind = None if after is None else DuePlace.of_text(after)
         page = delayed_page(redis, lanes, Selection(ticket, task, after_ms, before_ms, mode, behind), limit)
         found = [message.summary(now_ms) for message in page.found]
         return {

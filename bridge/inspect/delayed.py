@@ -58,9 +58,9 @@ class DelayedMessage:
     default_task: str | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DuePlace:
         """Its place among the delayed messages."""
-        return Place.of(self.id, self.due_ms)
+        return DuePlace.of(self.id, self.due_ms)
 
     @property
     def ticket_id(self) -> str | None:
@@ -116,7 +116,7 @@ class DelayedMessage:
         return self.fields[2 * names.index(name) + 1] if name in names else None
 
 
-class Place(NamedTuple):
+class DuePlace(NamedTuple):
     """A place in the order in which messages are due. The next page begins behind it.
 
     Many messages may be due in one millisecond, and two partitions may have messages of one stream id.
@@ -127,12 +127,12 @@ class Place(NamedTuple):
     id: str
 
     @classmethod
-    def of(cls, id_: str, due_ms: int) -> Place:
+    def of(cls, id_: str, due_ms: int) -> DuePlace:
         """The place of a message."""
         return cls(due_ms, id_key(stream_id(id_)), id_)
 
     @classmethod
-    def of_text(cls, text: str) -> Place:
+    def of_text(cls, text: str) -> DuePlace:
         """The place that ``text`` names, as `text` has it."""
         due_ms, _, id_ = text.partition(":")
         return cls.of(id_, int(due_ms))
@@ -154,7 +154,7 @@ class Selection:
     after_ms: int | None = None
     before_ms: int | None = None
     mode: Mode | None = None
-    behind: Place | None = None
+    behind: DuePlace | None = None
 
     @property
     def reads_entries(self) -> bool:
@@ -291,7 +291,7 @@ def _of_lane(
         page: Any = redis.execute_command("ZRANGEBYSCORE", key, score, high, "WITHSCORES", "LIMIT", offset, size)
         found = [(id_of_member(one.decode()), int(due)) for one, due in _pairs(page)]
         # A page may begin in the middle of many that are due at one time. The entries of those before it are not read.
-        wanted = [one for one in found if behind is None or Place.of(f"{one[0]}{suffix}", one[1]) > behind]
+        wanted = [one for one in found if behind is None or DuePlace.of(f"{one[0]}{suffix}", one[1]) > behind]
         with redis.pipeline(transaction=False) as pipe:
             for id_, _ in wanted:
                 pipe.execute_command("XRANGE", stream, id_, id_)

@@ -60,7 +60,7 @@ def push(
     added = None if values or key is not None else _push_one(app, task, ticket, content)
     if added is None:
         part = part_of(0, [len(ticket), ticket, len(content), content], values)
-        [added] = _send(app, _Push(app, task, [part], 1, key))
+        [added] = _send(app, _Push(app, task, [part], 1, [key], 1))
     return added
 
 
@@ -144,15 +144,13 @@ class _Push:
     """One push: its parts, and the ids of the messages that are in."""
 
     def __init__(
-        self, app: Celery, task: str, parts: list[Part], total: int, key: str | None, keys: Sequence[str] = ()
+        self, app: Celery, task: str, parts: list[Part], total: int, keys: Sequence[str | None], of_key: int
     ) -> None:
         self.settings: Settings = app.bridge.settings
         self._bridge: Any = app.bridge
         self._task = task
-        #: The idempotency keys of the parts, or one for all.
-        self._keys: Sequence[str | None] = keys or [key] * len(parts)
-        #: The number of messages of one idempotency key.
-        self._together = 1 if keys else total
+        #: The idempotency key of each part, and how many messages have that key in all.
+        self._keys, self._of_key = keys, of_key
         self.ids: list[str] = []
         self._parts = parts
         self.total = total
@@ -167,10 +165,11 @@ class _Push:
         largest = app.bridge.settings.lane.max_payload
         past = _past(Past.REFUSED, key)
         if app.conf.task_always_eager:
-            push = cls(app, task, [], 0, key)
+            push = cls(app, task, [], 0, [], 0)
             push.ids = app.bridge.eager.push(task, checked_messages(messages, largest, options, past), key)
             return push
-        return cls(app, task, *parts_of(messages, largest, options, past), key)
+        parts, total = parts_of(messages, largest, options, past)
+        return cls(app, task, parts, total, [key] * len(parts), total)
 
     @classmethod
     def of_each(cls, app: Celery, task: str, messages: Iterable[Row], keys: Sequence[str]) -> _Push:
@@ -178,13 +177,13 @@ class _Push:
         found = checked_messages(messages, app.bridge.settings.lane.max_payload)
         keys = [checked_key(key) for key in keys]
         if app.conf.task_always_eager:
-            push = cls(app, task, [], 0, None)
+            push = cls(app, task, [], 0, [], 0)
             for message, key in zip(found, keys, strict=True):
                 push.ids += app.bridge.eager.push(task, [message], key)
             return push
         raw = ((ticket.encode(), content, values) for ticket, content, values in found)
         parts = [part_of(0, [len(ticket), ticket, len(content), content], values) for ticket, content, values in raw]
-        return cls(app, task, parts, len(parts), None, keys)
+        return cls(app, task, parts, len(parts), keys, 1)
 
     def exchange(self) -> Generator[bytes, Any]:
         """The calls to send, each after the reply to the one before. It takes the replies, and the ids in them.
@@ -197,10 +196,10 @@ class _Push:
             # The first push of this process.
             layout = yield from self._claim(stream)
         for part, key in zip(self._parts, self._keys, strict=True):
-            reply = yield part.call(stream, layout, self._task, key, self._together)
+            reply = yield part.call(stream, layout, self._task, key, self._of_key)
             while (stored := producing.stored_layout_in(reply)) is not None:
                 layout = yield from self._other_layout(stream, layout, stored)
-                reply = yield part.call(stream, layout, self._task, key, self._together)
+                reply = yield part.call(stream, layout, self._task, key, self._of_key)
             try:
                 self.ids += producing.ids_in(reply, key or "")
             except PayloadError as exc:

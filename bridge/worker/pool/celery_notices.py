@@ -19,9 +19,10 @@ from celery import states
 from celery.exceptions import Retry
 from celery.signals import task_failure, task_retry, task_revoked
 from celery.utils.log import get_logger
-from kombu.utils.encoding import safe_repr
 
 from bridge.app.results import result_in
+from bridge.routing.text import safe_repr
+from bridge.worker.pool.delivery import SHOWN_CHARS
 
 if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
@@ -94,7 +95,10 @@ class CeleryNotice:
     def _event(self, kind: str) -> None:
         if self._eventer and self._eventer.enabled and self._task.send_events:
             self._eventer.send(
-                kind, uuid=self._request.id, exception=safe_repr(self._exc), traceback=self._einfo.traceback
+                kind,
+                uuid=self._request.id,
+                exception=safe_repr(self._exc, SHOWN_CHARS),
+                traceback=self._einfo.traceback,
             )
 
     def _quietly(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from celery.exceptions import Ignore, Retry
 
 from bridge.protocol.headers import lost_of
 from bridge.protocol.outcomes import Kind, Outcome
-from bridge.routing.text import shown
+from bridge.routing.text import safe_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
     kind = "retried" if isinstance(exc, Retry) else "failed"
     if isinstance(exc, Retry) and exc.exc is not None:
         exc = exc.exc
-    return (delivery.message_id, kind, shown(exc, SHOWN_CHARS), str(getattr(result, "traceback", "")))
+    return (delivery.message_id, kind, safe_repr(exc, SHOWN_CHARS), str(getattr(result, "traceback", "")))
 
 
 def unwrapped(einfo: ExceptionInfo) -> BaseException:

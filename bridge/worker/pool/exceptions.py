@@ -14,7 +14,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry
 
-from bridge.routing.text import shown
+from bridge.routing.text import safe_repr
 from bridge.worker.pool.delivery import SHOWN_CHARS, RevokedHere, Traced, unwrapped
 
 
@@ -58,4 +58,4 @@ def stand_in(exc: BaseException) -> RaisedInPool:
 
 
 def _shown(one: Any) -> Any:
-    return one if type(one) in (str, type(None)) else shown(one, SHOWN_CHARS)
+    return one if type(one) in (str, type(None)) else safe_repr(one, SHOWN_CHARS)

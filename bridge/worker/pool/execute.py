@@ -49,7 +49,7 @@ from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.history import WHY_CHARS
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.return_codes import ReturnCode
-from bridge.routing.text import error_text, one_line, shown, text_of
+from bridge.routing.text import error_text, one_line, safe_repr, safe_str
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
@@ -269,7 +269,7 @@ class Execution:
             return
         exc = unwrapped(einfo)
         if isinstance(exc, Reject):
-            exc = Rejected(text_of(exc.reason))
+            exc = Rejected(safe_str(exc.reason))
         try:
             with result_in(self.lane, delivery.message_id):
                 task.backend.store_result(delivery.message_id, exc, states.FAILURE, traceback=str(einfo.traceback))
@@ -303,13 +303,13 @@ class Execution:
             return delivery.outcome(Kind.NACKED, nack.reason, delay_ms=delay_ms)
         if isinstance(exc, Retry):
             cause = exc.exc
-            error = error_text(cause) if cause is not None else (exc.excs or text_of(exc))
+            error = error_text(cause) if cause is not None else (exc.excs or safe_str(exc))
             return delivery.outcome(Kind.FAILED, error, str(einfo.traceback), retry_delay_ms(exc))
         if isinstance(exc, Ignore):
             return delivery.outcome(Kind.DONE)
         if isinstance(exc, Reject):
             kind = Kind.FAILED if exc.requeue else Kind.DEAD
-            return delivery.outcome(kind, f"Reject: {shown(exc.reason, ERROR_CHARS)}", str(einfo.traceback))
+            return delivery.outcome(kind, f"Reject: {safe_repr(exc.reason, ERROR_CHARS)}", str(einfo.traceback))
         gave_up = delivery.context is not None and delivery.context.gave_up
         kind = Kind.DEAD if gave_up else Kind.FAILED
         return delivery.outcome(kind, error_text(exc), str(einfo.traceback))
