@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-#: Accepted sockets beyond the most connections: these get an answer that says so.
+#: Sockets that are accepted beyond the limit of connections. They get an answer that says so.
 REFUSED = 128
 
 

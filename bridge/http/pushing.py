@@ -137,7 +137,7 @@ async def push(
     500 messages or 1 MiB, each added whole or not at all. On 503 the member `message_ids` names those that are in for
     certain. With an `Idempotency-Key` the same request can be sent again: what is in is not added again, and the answer
     has the same ids. A CloudEvent needs no key, since `source` and `id` are one: each event of a batch is added on its
-    own, unless it is in.
+    own, and not again if it is in the stream.
     """
     messages, keys = await _read(request)
     name = _task_of(site.app, messages, task)
