@@ -173,6 +173,7 @@ def test_delayed_entries_that_were_changed_by_hand_are_delayed_again(lane: LaneU
         lambda: lane.in_flight("master/delayed") == left and delayed(lane) == 3,
         description="them to be delayed again",
     )
+    wait_until(lane.dead_letters, description="the letter of the deleted one")
     assert [letter["message_id"] for letter in lane.dead_letters()] == [ids[2]]
     wait_until(lambda: lane.count("tampered"), description="the changes to be counted")
     give(lane.server.client(), lane.keys, ChangeDelayed(DelayedAct.NOW, tuple(left)))
