@@ -72,6 +72,10 @@ class DuplicateConsumer(TicketBridgeError):
     """Two live workers have the same node name."""
 
 
+class LaneGone(TicketBridgeError):
+    """Nobody serves the lane any more: its stream was retired, or is a partition that the whole stream has left."""
+
+
 class NotLeading(TicketBridgeError):
     """A write was refused because this master does not lead the lane, or not any more."""
 

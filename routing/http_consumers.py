@@ -8,6 +8,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.layouts import InLayout
 from bridge.routing.return_codes import ReturnCode, code_of
 from bridge.routing.scripts import Argument, Script
 
@@ -25,6 +26,8 @@ class Enlisting(NamedTuple):
     """What an incarnation registers with in one lane."""
 
     keys: LaneKeys
+    #: What the lane's stream belongs to.
+    layout: InLayout
     lease_ms: int
     registration: bytes
     #: The registration that is there under this name, and its incarnation; None: there is none.
@@ -81,7 +84,8 @@ async def enlist(
     """Begins an incarnation in all ``lanes``. ``records``: the keys of the copies of its record. ``record``: its value,
     and its lifetime in ms.
 
-    Returns the code, and for HELD the ms that the other lease has left.
+    Returns OK, HELD with the ms that the other lease has left, CHANGED, or LAYOUT: the stream of a lane was retired or
+    left.
     """
     keys: list[Argument] = [*records]
     args: list[Argument] = [consumer, incarnation, *record, len(records)]
@@ -89,7 +93,8 @@ async def enlist(
         old_registration, old_incarnation = lane.found or (b"", "none")
         of = lane.keys
         keys += (of.consumers, of.lease(incarnation), of.lease(old_incarnation), of.queue(consumer), of.outcomes)
-        args += (lane.lease_ms, lane.registration, old_registration)
+        keys.append(lane.layout.key)
+        args += (lane.lease_ms, lane.registration, old_registration, lane.layout.generation)
     reply = await _ENLIST.arun(client, keys, args)
     code = code_of(reply[0])
     return code, int(reply[1]) if code is ReturnCode.HELD else 0

@@ -32,6 +32,22 @@ CLAIM_LAYOUT = Script("claim_layout")
 _FORBIDDEN = re.compile("[Nn]o permission|NOPERM|can't run this command|can't access")
 
 
+class InLayout(NamedTuple):
+    """Which layout a lane's stream belongs to. ``key``: where that of the whole stream is stored. ``generation``: the
+    one in which the lane's stream is a partition.
+    """
+
+    key: str
+    generation: int
+
+
+def in_layout(stream: str, whole: str | None = None) -> InLayout:
+    """``whole``: the stream of which ``stream`` is a partition, of any generation; None: ``stream`` is whole."""
+    parts = [] if whole is None else stream.removeprefix(whole).split(":")
+    generation = int(parts[1][1:]) if parts[1:] and parts[1].startswith("g") else 0
+    return InLayout(layout_key(stream if whole is None else whole), generation)
+
+
 class Retired(NamedTuple):
     """The note that a stream was retired. ``newest``: the stream of the app that retired it. ``was``: its layout."""
 

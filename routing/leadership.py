@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import RedisError
 
+from bridge.routing.errors import LaneGone
 from bridge.routing.keys import LaneKeys, masters, masters_stand
+from bridge.routing.layouts import InLayout, in_layout
 from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
 from bridge.routing.scripts import Script
 
@@ -34,32 +36,58 @@ def read_token(text: bytes | str) -> LeaderToken:
     return LeaderToken(int(term), holder)
 
 
-def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> tuple[bool, str, int]:
-    """Tries to lead the lane. Returns (elected, token of the leader, ms that its leader lease has left)."""
-    return _standing(_LEAD.run(client, [keys.leader, keys.term], [holder, lease_ms]), lease_ms)
+class Candidate(NamedTuple):
+    """A master that asks for the lead of one lane. ``layout``: what the lane's stream belongs to."""
+
+    keys: LaneKeys
+    layout: InLayout
+    lease_ms: int
 
 
-def stand(
-    client: Redis, holder: str, lanes: Sequence[tuple[LaneKeys, int]]
-) -> list[tuple[bool, str, int] | RedisError]:
-    """Like `lead`, for several lanes in one round trip. ``lanes``: keys and leader lease (ms) of each.
+class Answered(NamedTuple):
+    """The answer: whether it was elected, the token of the leader, and the ms that its leader lease has left."""
 
-    Returns for each lane what `lead` does, or the error. Raises redis errors that are about no single lane.
+    elected: bool
+    token: str
+    left_ms: int
+
+
+def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> Answered:
+    """Tries to lead a lane of a whole stream. Raises redis errors, and `LaneGone` when the stream was retired."""
+    layout = in_layout(keys.stream)
+    reply = _LEAD.run(client, [keys.leader, keys.term, layout.key], [holder, lease_ms, layout.generation])
+    found = _answered(reply, lease_ms)
+    if found is None:
+        raise LaneGone(f"the stream {keys.stream} was retired or repartitioned")
+    return found
+
+
+def stand(client: Redis, holder: str, lanes: Sequence[Candidate]) -> list[Answered | RedisError | None]:
+    """Tries to lead several lanes, in one round trip.
+
+    Returns for each lane the answer, None when its stream was retired or left, or the error. Raises redis errors that
+    are about no single lane.
     """
-    calls = [(2, keys.leader, keys.term, holder, lease_ms) for keys, lease_ms in lanes]
+    calls = [
+        (3, one.keys.leader, one.keys.term, one.layout.key, holder, one.lease_ms, one.layout.generation)
+        for one in lanes
+    ]
     replies = _LEAD.run_each(client, calls)
     return [
-        reply if isinstance(reply, RedisError) else _standing(reply, lease_ms)
-        for (_, lease_ms), reply in zip(lanes, replies, strict=True)
+        reply if isinstance(reply, RedisError) else _answered(reply, one.lease_ms)
+        for one, reply in zip(lanes, replies, strict=True)
     ]
 
 
-def _standing(reply: Any, lease_ms: int) -> tuple[bool, str, int]:
-    if code_of(reply[0]) is ReturnCode.ELECTED:
-        return True, text_of(reply[1]), lease_ms
+def _answered(reply: Any, lease_ms: int) -> Answered | None:
+    code = code_of(reply[0])
+    if code is ReturnCode.LAYOUT:
+        return None
+    if code is ReturnCode.ELECTED:
+        return Answered(True, text_of(reply[1]), lease_ms)
     # The key may hold anything that was written by hand: `read_token` refuses what is no token.
     token = reply[1].decode(errors="replace") if isinstance(reply[1], bytes) else reply[1]
-    return False, token, int(reply[2])
+    return Answered(False, token, int(reply[2]))
 
 
 class Lead(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.layouts import InLayout, in_layout
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -24,16 +25,21 @@ def register(
     lease_ms: int,
     registration: Argument,
     found: tuple[Argument, str] | None,
+    layout: InLayout | None = None,
 ) -> tuple[ReturnCode, int]:
     """Begins an incarnation. ``found``: the current registration and its incarnation; None: there is none.
+    ``layout``: what the lane's stream belongs to; None: it is a whole stream.
 
-    Returns the code, and for HELD the ms that the other lease has left.
+    Returns OK, HELD with the ms that the other lease has left, CHANGED, or LAYOUT: the lane's stream was retired or
+    left.
     """
     old_registration, old_incarnation = found or ("", "none")
+    layout = layout or in_layout(keys.stream)
+    leases = [keys.lease(incarnation), keys.lease(old_incarnation)]
     reply = _REGISTER.run(
         client,
-        [keys.consumers, keys.lease(incarnation), keys.lease(old_incarnation), keys.queue(consumer), keys.outcomes],
-        [consumer, incarnation, lease_ms, registration, old_registration],
+        [keys.consumers, *leases, keys.queue(consumer), keys.outcomes, layout.key],
+        [consumer, incarnation, lease_ms, registration, old_registration, layout.generation],
     )
     code = code_of(reply[0])
     return code, int(reply[1]) if code is ReturnCode.HELD else 0
@@ -49,7 +55,7 @@ def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnC
 
 
 def goodbye(client: Redis, keys: LaneKeys, consumer: str, incarnation: str) -> None:
-    """Ends the lease of an incarnation that shuts down."""
+    """Ends the lease of an incarnation that shuts down. Writes nothing when it is over already."""
     _GOODBYE.run(client, [keys.lease(incarnation), keys.held(incarnation), keys.outcomes], [consumer, incarnation])
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from bridge.app.installed import bridge_of
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.layouts import InLayout, in_layout
 from bridge.settings.subscriptions import check_name, check_task, with_group
 from bridge.settings.versions import SETTING as FOLLOWS
 from bridge.settings.versions import with_version
@@ -81,6 +82,11 @@ class AppLane:
     def part(self) -> tuple[int, int] | None:
         """(the number of the partition, of how many); None: the stream is not split."""
         return None if self.partition is None else (self.partition, self.partitions)
+
+    @property
+    def in_layout(self) -> InLayout:
+        """The layout that the lane's stream belongs to."""
+        return in_layout(self.settings.stream, self.version or None)
 
     @property
     def title(self) -> str:

@@ -37,13 +37,14 @@ from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.held_runs import HeldRuns
 from bridge.protocol.registration import read_registration
-from bridge.routing.errors import DuplicateConsumer
+from bridge.routing.errors import DuplicateConsumer, LaneGone
 from bridge.routing.membership import goodbye, register
 from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
     from bridge.protocol.registration import ChangingFacts, Profile
+    from bridge.routing.layouts import InLayout
     from bridge.settings.lane import LaneSettings
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,14 @@ logger = logging.getLogger(__name__)
 RENEWALS = 3
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
+#: Seconds between two tries while nobody serves the lane: `bridge stream retire --undo` brings it back.
+GONE_S = 1.0
 
 
 class Lease:
     """Holds the lease of one worker, on a thread of its own so that no task or event loop can delay it.
 
+    - ``layout`` is what the lane's stream belongs to.
     - ``held`` returns the fences of the runs that the worker holds. Each renewal sends them.
     - ``on_lost`` is called on the lease's thread when the lease ended while the worker lives.
     - ``is_stopping`` says whether the worker was asked to stop.
@@ -75,6 +79,7 @@ class Lease:
         profile: Profile,
         deadline: Deadline,
         *,
+        layout: InLayout,
         held: Callable[[], list[int]],
         changing_facts: Callable[[], ChangingFacts],
         on_lost: Callable[[], None],
@@ -86,6 +91,7 @@ class Lease:
         self._name = name
         self._profile = profile
         self._deadline = deadline
+        self._layout = layout
         self._held = held
         self._on_lost = on_lost
         self._is_stopping = is_stopping
@@ -97,17 +103,23 @@ class Lease:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
         self._reports = 0
+        #: Whether a warning said that nobody serves the lane any more.
+        self._is_gone = False
         #: The facts that the leader published about itself (`bridge.protocol.agreement.facts`).
         self._master = b""
 
     def begin(self) -> None:
         """Registers the first incarnation, and starts the renewals. Waits for the end of an older incarnation's lease.
 
-        Raises `DuplicateConsumer` when that lease goes on being renewed, redis errors when the server is away.
+        Where nobody serves the lane any more it returns without a lease, and says so. Raises `DuplicateConsumer` when
+        that lease goes on being renewed, redis errors when the server is away.
         """
         while True:
             try:
                 self._register(patience_s=1.5 * self._lane.lease, starting=True)
+                break
+            except LaneGone as exc:
+                self._lane_is_gone(exc)
                 break
             except RedisError as exc:
                 # A caller that lost the server tries again by itself. One whose server is full or loading does not.
@@ -143,12 +155,17 @@ class Lease:
             registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
             sent = now_ns()
             code, left_ms = register(
-                self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found
+                self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found, self._layout
             )
             if code is ReturnCode.OK:
                 self._deadline.begin(incarnation, self._deadline_after(sent))
                 logger.info("registered as %s, incarnation %s", self._name, incarnation)
                 return
+            if code is ReturnCode.LAYOUT:
+                raise LaneGone(
+                    f"the stream {self._lane.stream} was retired or repartitioned meanwhile, and nobody serves it any "
+                    f"more: {self._name} takes none of its messages until it is started again"
+                )
             if code is ReturnCode.HELD:
                 if time.monotonic() > waited_until:
                     raise DuplicateConsumer(
@@ -170,6 +187,8 @@ class Lease:
     def _run(self) -> None:
         period = self._lane.lease / RENEWALS
         wait = period
+        if not self._deadline.incarnation and not self._come_back():
+            return
         while not self._stop.wait(wait):
             wait = period
             sent = now_ns()
@@ -194,11 +213,15 @@ class Lease:
             logger.error("the lease of %s ended: killing its running tickets; %s", self._name, what)
             self._deadline.end()
             self._quietly(self._on_lost)
-            while not self._is_stopping() and not self._register_again() and not self._stop.wait(RETRY_S):
-                pass
-            if self._is_stopping():
-                # The leader would send tickets to a new incarnation, and this worker takes none any more.
+            if not self._come_back():
                 return
+
+    def _come_back(self) -> bool:
+        """Registers as a new incarnation, as soon as it can. False: the worker stops before."""
+        while not self._is_stopping() and (again_s := self._register_again()) and not self._stop.wait(again_s):
+            pass
+        # The leader would send tickets to a new incarnation, and a worker that stops takes none any more.
+        return not self._is_stopping()
 
     def _renew(self) -> bool:
         incarnation = self._deadline.incarnation
@@ -251,12 +274,22 @@ class Lease:
             # The renewals must go on, whatever failed.
             logger.exception("%r failed", call)
 
-    def _register_again(self) -> bool:
-        """Registers as a new incarnation. False: the server is still away."""
+    def _register_again(self) -> float:
+        """Registers as a new incarnation. Returns the seconds until the next try; 0: it is registered."""
         try:
             self._register(patience_s=float("inf"))
+        except LaneGone as exc:
+            self._lane_is_gone(exc)
+            return GONE_S
         except (RedisError, OSError) as exc:
             self._outage.met(exc)
-            return False
+            return RETRY_S
         self._outage.over()
-        return True
+        self._is_gone = False
+        return 0.0
+
+    def _lane_is_gone(self, exc: LaneGone) -> None:
+        # When only the partition was left, the worker leaves the lane soon (`bridge.worker.main.new_layout`).
+        if not self._is_gone:
+            logger.warning("%s", exc)
+        self._is_gone = True

@@ -93,6 +93,8 @@ class Registry:
             if code is ReturnCode.OK:
                 self._incarnations.add(incarnation)
                 return incarnation
+            if code is ReturnCode.LAYOUT:
+                raise unavailable("this master does not know the layout of the stream yet: try again")
             if code is ReturnCode.HELD and time.monotonic() > until:
                 raise Problem(
                     409,
@@ -124,6 +126,7 @@ class Registry:
         enlisting = [
             Enlisting(
                 lane.settings.keys,
+                lane.in_layout,
                 incarnation.lease_ms,
                 self._profile(asked, lane, incarnation).text(incarnation.id, incarnation.started, incarnation.lease_ms),
                 (text, read_registration(text).incarnation) if text else None,

@@ -26,6 +26,7 @@ from bridge.master.log_lines import name_thread, thread_named
 from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.keys import LaneKeys
+from bridge.routing.leadership import Candidate
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -129,6 +130,11 @@ class LaneMaster:
     @property
     def keys(self) -> LaneKeys:
         return self.settings.keys
+
+    @property
+    def candidate(self) -> Candidate:
+        """How it asks for the lead."""
+        return Candidate(self.keys, self._app_lane.in_layout, self.settings.leader_lease_ms)
 
     @property
     def older_keys(self) -> tuple[LaneKeys, ...]:

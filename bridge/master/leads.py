@@ -267,22 +267,24 @@ class Leads:
         if not wanted:
             return
         sent = time.monotonic()
-        replies = stand(self._redis, self._holder, [(lane.keys, lane.settings.leader_lease_ms) for lane in wanted])
+        replies = stand(self._redis, self._holder, [lane.candidate for lane in wanted])
         for lane, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, RedisError):
                 lane.refused(reply)
                 continue
-            elected, token, left_ms = reply
-            if elected:
-                lane.elected(token, sent)
+            if reply is None:
+                # Nobody leads it any more. `LayoutWatch` takes the lane away, on this thread.
+                continue
+            if reply.elected:
+                lane.elected(reply.token, sent)
                 continue
             try:
-                holder = read_token(token).holder
+                holder = read_token(reply.token).holder
             except ValueError as exc:
                 lane.refused(exc)
                 continue
-            lane.follows(holder, token)
-            self._ask_at = min(self._ask_at, now + max(0.01, left_ms / 1000))
+            lane.follows(holder, reply.token)
+            self._ask_at = min(self._ask_at, now + max(0.01, reply.left_ms / 1000))
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
         """Checks whether other masters lead versions that this one does not name any more."""

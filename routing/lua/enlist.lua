@@ -3,23 +3,30 @@
 -- From -> to: no message changes its state; what the queues still hold belonged to the incarnation before: its messages
 --             are in the ticket records, and the leaders re-route them.
 -- KEYS: the copies of the record of the incarnation; of each lane: consumers, the new lease, the lease of the
---       registered incarnation, the queue, outcomes.
+--       registered incarnation, the queue, outcomes, layout of the whole stream (`bridge.routing.keys.layout_key`).
 -- ARGV: consumer, incarnation, record, lifetime of the record (ms), number of its copies; of each lane: lease (ms),
---       registration, registration that the caller found ('' = none).
+--       registration, registration that the caller found ('' = none), the generation of the lane's partition.
 -- Returns: {'OK'}; {'HELD', ms left}: a lease of the other incarnation holds: wait it out; {'CHANGED'}: the name was
---          registered again in the meantime: the caller looks again. Only 'OK' changed anything.
--- Keeps: I5: two incarnations of one name never hold leases together. Bound: O(lanes + the old queues).
+--          registered again in the meantime: the caller looks again; {'LAYOUT'}: the stream of a lane was retired, or
+--          has left this partition. Only 'OK' changed anything.
+-- Keeps: I5: two incarnations of one name never hold leases together. I9: as in `register.lua`.
+-- Bound: O(lanes + the old queues).
+
+-- shared: is_left
 
 local copies = tonumber(ARGV[5])
 
 local function of_lane(l)
   -- The place in KEYS before the keys of a lane, and in ARGV before its arguments.
-  return copies + (l - 1) * 5, 5 + (l - 1) * 3
+  return copies + (l - 1) * 6, 5 + (l - 1) * 4
 end
 
-local lanes = (#KEYS - copies) / 5
+local lanes = (#KEYS - copies) / 6
 for l = 1, lanes do
   local k, at = of_lane(l)
+  if is_left(KEYS[k + 6], ARGV[at + 4]) then
+    return {'LAYOUT'}
+  end
   local found = ARGV[at + 3]
   if (redis.call('HGET', KEYS[k + 1], ARGV[1]) or '') ~= found then
     return {'CHANGED'}

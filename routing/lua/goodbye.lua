@@ -2,8 +2,12 @@
 --
 -- From -> to: no message changes its state; the leader reads the notice and re-routes what is left in flight.
 -- KEYS: 1 the lease, 2 held, 3 outcomes. ARGV: consumer, incarnation.
--- Returns: 'OK'. Bound: O(1). Keeps: I5.
+-- Returns: 'OK'; 'LATE': the lease was over already: nothing was written.
+-- Keeps: I5. I9: the lane may be deleted when no lease is left. Bound: O(1).
 
-redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('DEL', KEYS[2])
+if redis.call('DEL', KEYS[1]) == 0 then
+  return 'LATE'
+end
 redis.call('XADD', KEYS[3], '*', 'i', ARGV[2], 'gone', ARGV[1])
 return 'OK'

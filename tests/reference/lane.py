@@ -267,8 +267,8 @@ class ReferenceLane(Contents):
         return ReturnCode.OK
 
     def goodbye(self, consumer: str, incarnation: str) -> None:
-        self.leases.pop(incarnation, None)
-        self.tell(incarnation, gone=consumer)
+        if self.leases.pop(incarnation, None) is not None:
+            self.tell(incarnation, gone=consumer)
 
     def died(self, consumer: str, incarnation: str, ran: Sequence[int]) -> ReturnCode:
         if incarnation not in self.leases:

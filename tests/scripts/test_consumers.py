@@ -11,6 +11,8 @@ import pytest
 from bridge.leader.consumers.leases import Leases
 from bridge.link.server_clock import ServerClock
 from bridge.routing.errors import NotLeading
+from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.layouts import in_layout
 from bridge.routing.membership import died, goodbye, register
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.transitions import forget, shorten
@@ -90,6 +92,48 @@ def test_one_of_two_workers_that_start_under_one_name_wins(world: World) -> None
     assert world.snapshot() == before
 
 
+@pytest.mark.parametrize(
+    ("part", "layout", "is_served"),
+    [
+        ("", "", True),
+        ("", "no JSON", True),
+        ("", "[]", True),
+        ("", '{"partitions":4,"generation":0,"since_ms":1}', True),
+        ("", '{"partitions":4,"generation":1,"since_ms":2,"older":{"partitions":1,"generation":0,"since_ms":0}}', True),
+        ("", '{"partitions":4,"generation":1,"since_ms":2,"leaving":{"partitions":1,"generation":0}}', False),
+        ("", '{"partitions":4,"generation":1,"since_ms":2}', False),
+        ("", '{"retired_ms":1,"newest":"s2","was":""}', False),
+        (":p0", '{"partitions":4,"generation":0,"since_ms":1}', True),
+        (":p0", '{"retired_ms":1,"newest":"s2","was":"{}"}', False),
+        (":g1:p3", '{"partitions":4,"generation":1,"since_ms":2}', True),
+        (":g1:p3", '{"partitions":2,"generation":2,"since_ms":3,"older":{"partitions":4,"generation":1}}', True),
+        (":g1:p3", '{"partitions":2,"generation":2,"since_ms":3}', False),
+        (":g12:p3", '{"partitions":4,"generation":12,"since_ms":2}', True),
+    ],
+)
+def test_nobody_registers_where_the_stream_was_retired_or_left(
+    part: str, layout: str, is_served: bool, world: World
+) -> None:
+    # Given a consumer that lost its lease, and knew an older layout than the stream has now
+    whole = f"{world.keys.stream}:g7"
+    keys = LaneKeys(whole + part, world.keys.group)
+    if layout:
+        world.client.set(layout_key(whole), layout)
+    before = world.snapshot()
+    # When it comes back
+    code, _ = register(world.client, keys, "w1@a", NEW, LEASE_MS, b"{}", None, in_layout(keys.stream, whole))
+    # Then it is refused where nobody would ever delete what it writes
+    assert code is (ReturnCode.OK if is_served else ReturnCode.LAYOUT)
+    assert (world.snapshot() == before) is not is_served
+    world.client.delete(keys.consumers, keys.outcomes, keys.lease(NEW), layout_key(whole))
+
+
+def test_a_layout_of_another_type_refuses_nobody(world: World) -> None:
+    world.client.rpush(layout_key(world.keys.stream), "no layout")
+    assert begin(world, "w3@c", None) == (ReturnCode.OK, 0)
+    world.client.delete(layout_key(world.keys.stream))
+
+
 # -- goodbye -------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +148,14 @@ def test_a_goodbye_ends_the_lease_and_writes_a_notice_to_the_leader(world: World
     assert fields_of(after, keys.outcomes)[-1] == {"i": incarnation("w1@a"), "gone": "w1@a"}
     expected[keys.outcomes] = after[keys.outcomes]
     assert after == expected
+
+
+def test_a_goodbye_after_the_lease_writes_nothing(world: World) -> None:
+    # Given an incarnation whose lease is over: the lane may have been deleted since
+    end_lease(world, "w1@a")
+    world.client.delete(world.keys.outcomes)
+    goodbye(world.client, world.keys, "w1@a", incarnation("w1@a"))
+    assert not world.client.exists(world.keys.outcomes, world.keys.held(incarnation("w1@a")))
 
 
 # -- died ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from bridge.routing.scripts import FOLDER, with_shared
 from bridge.routing.transitions import advance, drain, floor, read
 from bridge.testing.nodes.process import ROOT
 from tests.scripts.test_reroute import end_lease, move
-from tests.scripts.world import OPENING, TOKEN, World
+from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts
 
@@ -130,4 +130,5 @@ def test_letters_can_be_dropped_on_a_full_server(full: World) -> None:
 
 
 def test_workers_go_on_a_full_server(full: World) -> None:
-    goodbye(full.client, full.keys, "w1@a", "x")
+    goodbye(full.client, full.keys, "w1@a", incarnation("w1@a"))
+    assert not full.client.exists(full.keys.lease(incarnation("w1@a")))

@@ -13,7 +13,8 @@ from bridge.protocol.outcome_limits import MOST_ITEMS
 from bridge.routing import http_consumers
 from bridge.routing.async_connection import async_client
 from bridge.routing.http_consumers import Answer, Enlisting, Taken, acknowledge, enlist, heartbeat, leave, take
-from bridge.routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys, layout_key
+from bridge.routing.layouts import in_layout
 from bridge.routing.records import record, tail
 from bridge.routing.return_codes import ReturnCode
 from bridge.stack.embedded import EmbeddedServer
@@ -52,7 +53,7 @@ class Stage:
         found = self.redis.hget(LANES[0].consumers, "h")
         old = None if found is None else (found.encode(), json.loads(found)["incarnation"])
         text = json.dumps({"incarnation": life}).encode()
-        lanes = [Enlisting(keys, LEASE_MS, text, old) for keys in LANES]
+        lanes = [Enlisting(keys, in_layout(keys.stream, "s"), LEASE_MS, text, old) for keys in LANES]
         code, _ = self.call(enlist, "h", life, records_of(life), (b"{}", LEASE_MS), lanes)
         return code
 
@@ -267,3 +268,12 @@ def test_a_full_server_takes_outcomes_and_heartbeats(stage: Stage) -> None:
         assert stage.taken() == ids[1:]
     finally:
         stage.redis.config_set("maxmemory", 0)
+
+
+def test_nobody_registers_in_a_lane_that_its_stream_has_left(stage: Stage) -> None:
+    # Given a master that does not know yet that its stream has other partitions
+    stage.redis.set(layout_key("s"), json.dumps({"partitions": 3, "generation": 1, "since_ms": 1}))
+    assert stage.enlist("another") is ReturnCode.LAYOUT
+    assert not stage.redis.exists(*(keys.lease("another") for keys in LANES), *records_of("another"))
+    stage.redis.delete(layout_key("s"))
+    assert stage.enlist("another") is not ReturnCode.LAYOUT

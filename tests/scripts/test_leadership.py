@@ -5,12 +5,15 @@ attend.lua, depart.lua: which masters live.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from bridge.routing.keys import LaneKeys, masters
-from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign, stand
+from bridge.routing.errors import LaneGone
+from bridge.routing.keys import LaneKeys, layout_key, masters
+from bridge.routing.layouts import in_layout
+from bridge.routing.leadership import Answered, Candidate, Lead, attend, depart, lead, renew, resign, stand
 from bridge.testing.waiting import wait_until
 from tests.scripts.world import LEASE_MS, TOKEN, Client, World
 
@@ -117,7 +120,9 @@ def test_several_leads_are_asked_for_in_one_round_trip_and_one_that_is_spoilt_ha
     free, spoilt = other_lane(world, "free"), other_lane(world, "spoilt")
     world.client.lpush(spoilt.leader, "x")
     world.client.script_flush()
-    found = stand(world.client, "me", [(spoilt, 1000), (world.keys, 1000), (free, 1000)])
+    found = stand(
+        world.client, "me", [Candidate(keys, in_layout(keys.stream), 1000) for keys in (spoilt, world.keys, free)]
+    )
     assert "WRONGTYPE" in str(found[0])
     assert found[1][:2] == (False, TOKEN)  # type: ignore[index]
     assert found[2] == (True, "1 me", 1000)
@@ -170,3 +175,31 @@ def test_the_time_of_a_master_that_the_servers_clock_made_too_long_is_cut(empty:
     assert found.masters is not None
     assert client.zscore(masters(stream), "m2") > client.zscore(masters(stream), "m3") + 5000
     assert client.pttl(masters(stream)) > 10_000
+
+
+def test_nobody_is_elected_where_the_stream_was_retired_or_left(empty: World) -> None:
+    # Given a master that stood still while its partition was left and deleted
+    whole = "orders"
+    keys = LaneKeys("orders:g1:p0", "g")
+    layout = {"partitions": 1, "generation": 2, "since_ms": 1}
+    empty.client.set(layout_key(whole), json.dumps(layout))
+    candidate = Candidate(keys, in_layout(keys.stream, whole), 5000)
+    assert stand(empty.client, "m1@a", [candidate]) == [None]
+    assert not empty.client.exists(keys.leader, keys.term)
+    # When the partition is followed, as during a repartition
+    empty.client.set(layout_key(whole), json.dumps({**layout, "older": {"partitions": 1, "generation": 1}}))
+    assert stand(empty.client, "m1@a", [candidate]) == [(True, "1 m1@a", 5000)]
+    # Then it goes on leading also when the layout changes: deletions wait for its lead's end
+    empty.client.set(layout_key(whole), json.dumps(layout))
+    [answer] = stand(empty.client, "m2@b", [candidate])
+    assert isinstance(answer, Answered)
+    assert answer.token == "1 m1@a"
+    empty.client.delete(keys.leader, keys.term, layout_key(whole))
+
+
+def test_nobody_is_elected_in_a_retired_stream(empty: World) -> None:
+    empty.client.set(layout_key(empty.keys.stream), '{"retired_ms":1,"newest":"s2","was":""}')
+    with pytest.raises(LaneGone):
+        lead(empty.client, empty.keys, "m1@a", 5000)
+    assert not empty.client.exists(empty.keys.leader, empty.keys.term)
+    empty.client.delete(layout_key(empty.keys.stream))

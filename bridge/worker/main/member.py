@@ -248,6 +248,7 @@ class Member:
             self.name,
             profile,
             self.shared,
+            layout=self.app_lane.in_layout,
             held=self.report,
             changing_facts=self._changing_facts,
             on_lost=self._stop_tickets,

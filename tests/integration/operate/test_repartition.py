@@ -152,6 +152,30 @@ def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting) -> 
     splitting.check()
 
 
+def test_a_worker_that_was_frozen_meanwhile_comes_back_to_the_new_partitions_only(splitting: Splitting) -> None:
+    lane = splitting.lane
+    frozen = lane.worker("w1")
+    lane.worker("w2")
+    lane.master("m1")
+    splitting.push(1)
+    splitting.wait_handled(1)
+    # Given a worker that stands still, so that its lease ends, until the old partitions are deleted
+    frozen.pause()
+    splitting.push(1)
+    splitting.repartition(3)
+    # When it goes on
+    frozen.resume()
+    keys = [LaneKeys(one, GROUP) for one in splitting.streams()]
+    wait_until(
+        lambda: all(lane.redis.hexists(one.consumers, frozen.hostname()) for one in keys),
+        description="the worker to be back",
+        timeout_s=60,
+    )
+    # Then it works there, and nothing of it is left in the old ones
+    splitting.push(2)
+    splitting.check()
+
+
 def test_the_command_may_be_killed_anywhere_and_run_again(splitting: Splitting) -> None:
     seed = default_seed("REPARTITION_SEED")
     print(f"seed {seed}")
