@@ -24,6 +24,9 @@ from bridge.routing.errors import ConfigurationError
 
 #: Longest time to open a connection, in seconds, if there is a limit for replies at all.
 CONNECT_S = 5.0
+#: Most connections of one client, unless the URL says another number: as many as its threads use at once. redis-py 8
+#: has a limit of 100, and raises an error for one more.
+MOST_CONNECTIONS = 2**31
 #: Longest time for a sentinel's reply, in seconds: there are other sentinels.
 SENTINEL_S = 1.0
 
@@ -265,6 +268,7 @@ def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> 
         "socket_timeout": timeout_s,
         "socket_connect_timeout": None if timeout_s is None else min(timeout_s, CONNECT_S),
         "retry": Retry(NoBackoff(), 0),
+        "max_connections": MOST_CONNECTIONS,
     }
     options |= driver_info(url) | _packer()
     if url.startswith("sentinel://"):
@@ -340,8 +344,7 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
         manager["service_name"],
         connection_class=_ManagedTls if primary.pop("ssl", False) else _Managed,
         socket_keepalive=True,
-        **options,
-        **primary,
+        **{**options, **primary},
     ).connection_pool
     return _owner_of(pool, single)
 

@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from bridge.producer.failures import FAILURES, failure_of, rest_of, translated_failures
 from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_bytes
 from bridge.producer.options import Past, checked_options
 from bridge.producer.parts import Part, Row, checked_messages, part_of, parts_of
 from bridge.routing import producing
+from bridge.routing.connection import connecting
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.routing.layouts import claimed_layout, layout_of, lost_layout
 from bridge.routing.return_codes import text_of
@@ -75,6 +76,7 @@ def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | No
         return None
     opening = producing.one_opening(settings.lane.stream, layout, crc32(ticket) % layout.partitions, task)
     call = opening + b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(ticket), ticket, len(content), content)
+    connection = None
     try:
         pool: Any = app.bridge.client.connection_pool
         connection = pool.get_connection()
@@ -85,6 +87,8 @@ def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | No
     except NoScriptError:
         return None
     except FAILURES as exc:
+        if connection is None:
+            exc.not_sent = True  # type: ignore[union-attr]
         raise failure_of(exc, settings, [], 1) from None
     return text_of(reply[1]) if reply[0] == b"OK" else None
 
@@ -239,8 +243,7 @@ def _send(app: Celery, push: _Push) -> list[str]:
                 reply = _answer(connection, call)
             except NoScriptError:
                 for loading in producing.LOADING:
-                    connection.send_command(*loading)
-                    connection.read_response()
+                    _answer(connection, b"".join(connection.pack_command(*loading)))
                 reply = _answer(connection, call)
             call = _next(exchange, reply)
     return push.ids
@@ -256,7 +259,8 @@ def _next(exchange: Generator[bytes, Any], reply: Any) -> bytes | None:
 @contextmanager
 def _connection(client: Redis) -> Iterator[Any]:
     pool = client.connection_pool
-    connection = pool.get_connection()
+    with connecting():
+        connection = pool.get_connection()
     try:
         yield connection
     finally:
@@ -265,13 +269,21 @@ def _connection(client: Redis) -> Iterator[Any]:
 
 
 def _answer(connection: Any, call: bytes) -> Any:
-    connection.send_packed_command((call,), check_health=False)
-    return connection.read_response()
+    try:
+        connection.send_packed_command((call,), check_health=False)
+        return connection.read_response()
+    except ResponseError:
+        raise
+    except BaseException:
+        # Also when a time limit or Ctrl-C strikes between the two: the next push must not get this reply.
+        connection.disconnect()
+        raise
 
 
 async def _answer_async(client: AsyncRedis, call: bytes) -> Any:
     pool = client.connection_pool
-    connection = await pool.get_connection()
+    with connecting():
+        connection = await pool.get_connection()
     try:
         await connection.send_packed_command((call,), check_health=False)
         return await connection.read_response()
