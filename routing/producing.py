@@ -111,22 +111,31 @@ def push_once(
     first: int,
     digest: str,
     fields: Sequence[str] = (),
+    earliest_ms: int = 0,
 ) -> list[str]:
     """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
 
     ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
-    ``arguments`` and ``fields``: as in `push_many`. Raises `PayloadError` when other messages were pushed under the
-    key, and `OptionError` for a time that is past.
+    ``arguments`` and ``fields``: as in `push_many`. ``earliest_ms``: the earliest of all times of the push that must
+    not be past when it begins, in ms since 1970; 0: there is none. Raises `PayloadError` when other messages were
+    pushed under the key, and `OptionError` for a time that is past.
     """
-    keys, args = _once(places, task, key, first, digest, fields)
+    keys, args = _once(places, task, key, first, digest, fields, earliest_ms)
     return ids_in(_PUSH_ONCE.run(client, keys, [*args, *arguments]), key)
 
 
 def once_opening(
-    places: Places, task: str, arguments: int, key: str, first: int, digest: str, fields: Sequence[str] = ()
+    places: Places,
+    task: str,
+    arguments: int,
+    key: str,
+    first: int,
+    digest: str,
+    fields: Sequence[str] = (),
+    earliest_ms: int = 0,
 ) -> bytes:
     """The beginning of the same call, before ``arguments`` more arguments."""
-    keys, args = _once(places, task, key, first, digest, fields)
+    keys, args = _once(places, task, key, first, digest, fields, earliest_ms)
     return _PUSH_ONCE.opening(keys, args, arguments)
 
 
@@ -160,7 +169,9 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
     """The ids in a script's reply. Raises `PayloadError` and `OptionError` as `push_once` does."""
     code = code_of(reply[0])
     if code is ReturnCode.PAST:
-        raise OptionError("eta is past by the server's clock, and no such push was made under this idempotency key")
+        raise OptionError(
+            "eta or expires is past by the server's clock, and no such push was made under this idempotency key"
+        )
     if code is ReturnCode.ERR:
         raise OptionError(
             "this Redis user may not run TIME, which a push with delay or eta needs: give it the rules of `bridge acl`"
@@ -175,7 +186,7 @@ def _many(places: Places, task: str, fields: Sequence[str]) -> tuple[list[Argume
 
 
 def _once(
-    places: Places, task: str, key: str, first: int, digest: str, fields: Sequence[str]
+    places: Places, task: str, key: str, first: int, digest: str, fields: Sequence[str], earliest_ms: int
 ) -> tuple[list[Argument], list[Argument]]:
     keys: list[Argument] = [layout_key(places.base), push_once_key(places.base, key), *places.streams]
-    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, task, " ".join(fields)]
+    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, earliest_ms or "", task, " ".join(fields)]

@@ -136,8 +136,11 @@ class Eager:
             now_ms = time.time_ns() // 1_000_000
             dues = [due_ms_of(values, now_ms) for _, _, values in messages]
             judged = [values for due, (*_, values) in zip(dues, messages, strict=True) if due is None]
-            if any(values.get("due", b"").startswith(b"=") for values in judged):
-                raise OptionError("eta is past, and no such push was made under this idempotency key")
+            if any(values.get("due", b"").startswith(b"=") for values in judged) or any(
+                values.get("expires", b"").startswith(b"=") and int(values["expires"][1:]) <= now_ms
+                for *_, values in messages
+            ):
+                raise OptionError("eta or expires is past, and no such push was made under this idempotency key")
             new = [
                 _Message(found, ticket, payload, self.next_id(), int(values.get("max_attempts", 0)) or None)
                 for ticket, payload, values in messages
@@ -159,10 +162,11 @@ class Eager:
         """The state that eager messages of a ticket left."""
         return dict(StateDict(self._states.get((subscription, ticket_id))))
 
-    def release_all(self) -> None:
-        """Releases the tickets that are parked."""
+    def begin_again(self) -> None:
+        """Releases the tickets that are parked, and forgets the idempotency keys."""
         with self._lock:
             self._parked.clear()
+            self._keys.clear()
 
     def next_id(self) -> str:
         """The next message id."""

@@ -107,6 +107,13 @@ class Bridge:
             if client is not None:
                 drop(client)
 
+    def exchange_async_clients(
+        self, clients: dict[asyncio.AbstractEventLoop, AsyncRedis]
+    ) -> dict[asyncio.AbstractEventLoop, AsyncRedis]:
+        """Uses ``clients``, by their event loops, from now on, and returns those before."""
+        before, self._async_clients = self._async_clients, clients
+        return before
+
     async def aclose(self) -> None:
         """Closes the connections of `apush` in the running event loop. Call it at the end of a server's lifespan."""
         found = self._async_clients.pop(asyncio.get_running_loop(), None)

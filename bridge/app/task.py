@@ -15,7 +15,7 @@ from celery.exceptions import Retry
 from bridge.app.belonging import require_subscription
 from bridge.app.refusing import RefusedByTask
 from bridge.app.signature import require_match, rollback_would_not_run, was_not_run
-from bridge.producer.message_bytes import payload_bytes, ticket_bytes
+from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_bytes
 from bridge.producer.options import Past, checked_options
 from bridge.producer.push import apush_many, push, push_many
 from bridge.routing.errors import ConfigurationError
@@ -200,7 +200,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         options = {"delay": delay, "eta": eta, "hold": hold, **rules}
         require_match(self)
         require_subscription(self)
-        checked_options(options)
+        key = None if idempotency_key is None else checked_key(idempotency_key)
+        # As a push with a key, this one may be a repeated one: its eta may be past.
+        checked_options(options, Past.REFUSED if key is None else Past.ALLOWED)
         ticket_bytes(ticket_id)
         # A copy: the caller may change the payload before the transaction is committed.
         given = orjson.loads(payload_bytes(payload, self.app.bridge.settings.lane.max_payload))

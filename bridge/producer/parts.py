@@ -36,7 +36,8 @@ class Part:
 
     ``first``: the number of the first one, from 0. ``packed``: the ticket and payload of each message, with its values
     of ``fields``, as RESP. ``hashes``: the CRC-32 of each ticket, which says its partition. ``fields``: names of the
-    further fields that messages of the part have.
+    further fields that messages of the part have. ``earliest_ms``: the earliest of their times that must not be past,
+    in ms since 1970; 0: there is none.
     """
 
     first: int
@@ -44,9 +45,14 @@ class Part:
     packed: bytes
     hashes: array[int]
     fields: tuple[str, ...] = ()
+    earliest_ms: int = 0
 
-    def call(self, stream: str, layout: Layout, task: str, key: str | None, total: int) -> bytes:
-        """The call of the script that adds them. ``total``: the number of messages of the whole push."""
+    def call(
+        self, stream: str, layout: Layout, task: str, key: str | None, total: int, earliest_ms: int | None = None
+    ) -> bytes:
+        """The call of the script that adds them. ``total``: the number of messages of the whole push.
+        ``earliest_ms``: as that of the part, for the whole push; None: the part is all of it.
+        """
         arguments = (2 + len(self.fields)) * self.count
         places = producing.places_of(stream, layout, self.hashes)
         if key is None:
@@ -56,8 +62,9 @@ class Part:
         heading = " ".join([str(total), task, *self.fields])
         seen = hashlib.blake2b(f"{heading}\n".encode(), digest_size=8)
         seen.update(self.packed)
-        opening = producing.once_opening(places, task, arguments, key, self.first, seen.hexdigest(), self.fields)
-        return opening + self.packed
+        earliest_ms = self.earliest_ms if earliest_ms is None else earliest_ms
+        head = (places, task, arguments, key, self.first, seen.hexdigest(), self.fields, earliest_ms)
+        return producing.once_opening(*head) + self.packed
 
 
 def parts_of(
@@ -117,11 +124,14 @@ def part_of(
         # All messages in one format call: one by one costs twice as much.
         return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces), hashes)
     fields = tuple(name for name in FIELDS if name in common or any(name in one for one in special.values()))
+    every = [*special.values(), *([common] if len(special) < count else [])]
+    times = [int(value[1:]) for values in every for value in values.values() if value.startswith(b"=")]
     ends = {id(values): _resp(values, fields) for values in (common, *special.values())}
     rest: list[int | bytes] = []
     for at in range(count):
         rest += (*pieces[4 * at : 4 * at + 4], ends[id(special.get(at, common))])
-    return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n%b" * count) % tuple(rest), hashes, fields)
+    packed = (b"$%d\r\n%b\r\n$%d\r\n%b\r\n%b" * count) % tuple(rest)
+    return Part(first, count, packed, hashes, fields, min(times, default=0))
 
 
 def _resp(values: Values, fields: Iterable[str]) -> bytes:

@@ -199,11 +199,15 @@ class _Push:
         if self._parts and layout.partitions > 1 and not layout.text:
             # The first push of this process.
             layout = yield from self._claim(stream)
+        # Of a push in several parts under one key: no part is added when a time of any part is past.
+        whole = self._of_key == self.total and len(self._parts) > 1
+        times = [part.earliest_ms for part in self._parts if part.earliest_ms] if whole else []
+        earliest_ms = min(times, default=0) if whole else None
         for part, key in zip(self._parts, self._keys, strict=True):
-            reply = yield part.call(stream, layout, self._task, key, self._of_key)
+            reply = yield part.call(stream, layout, self._task, key, self._of_key, earliest_ms)
             while (stored := producing.stored_layout_in(reply)) is not None:
                 layout = yield from self._other_layout(stream, layout, stored)
-                reply = yield part.call(stream, layout, self._task, key, self._of_key)
+                reply = yield part.call(stream, layout, self._task, key, self._of_key, earliest_ms)
             try:
                 self.ids += producing.ids_in(reply, key or "")
             except PayloadError as exc:

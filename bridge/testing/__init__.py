@@ -42,18 +42,19 @@ def handle(
 def recorded(app: Any) -> Iterator[list[Handled]]:
     """A list that gets every attempt that ``app`` handles eagerly (``task_always_eager``), for as long as the block.
 
-    No ticket is parked when the block begins, or after it. A block in another one leaves them as they are.
+    When the block begins, and after it, no ticket is parked, and no idempotency key is taken. A block in another one
+    leaves both as they are.
     """
     found: list[Handled] = []
     eager = bridge_of(app).eager
     listeners = eager.listeners
     if not listeners:
         # Another test may have left some.
-        eager.release_all()
+        eager.begin_again()
     listeners.append(found.append)
     try:
         yield found
     finally:
         listeners.remove(found.append)
         if not listeners:
-            eager.release_all()
+            eager.begin_again()

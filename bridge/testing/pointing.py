@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,6 +13,8 @@ from bridge.settings.config_keys import given_settings
 
 #: The addresses in an app's settings, which are replaced.
 ADDRESSES = ("broker_url", "result_backend", "broker_read_url", "broker_write_url")
+#: Variables that Celery reads before these settings.
+VARIABLES = ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 #: TLS of the old server, which is replaced if the new one speaks plain text.
 TLS = ("broker_use_ssl", "redis_backend_use_ssl")
 #: URLs of servers that may need it.
@@ -38,11 +41,16 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
         app._backend_cache = None
         with suppress(AttributeError):
             del app._local.backend
-        for name in ("settings", "layout", "client", "eager"):
+        for name in ("settings", "layout", "retired", "client"):
             vars(bridge).pop(name, None)
 
+    variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     put(meanwhile)
+    # Those of the old server, by their event loops.
+    clients = bridge.exchange_async_clients({})
     try:
         yield
     finally:
+        os.environ.update(variables)
         put(before)
+        bridge.exchange_async_clients(clients)

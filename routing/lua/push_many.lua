@@ -49,7 +49,7 @@ for i = 8, #ARGV, 2 + #names do
   if #names == 0 then
     id = call('XADD', KEYS[2 + at], '*', 'ticket_id', ARGV[i], 'task', task, 'payload', ARGV[i + 1])
   else
-    id = call('XADD', KEYS[2 + at], '*', unpack(pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now, 0)))
+    id = call('XADD', KEYS[2 + at], '*', unpack(pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now)))
   end
   ids[number] = id .. (suffixes[1 + at] or '')
 end

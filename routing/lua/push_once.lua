@@ -6,16 +6,17 @@
 -- ARGV: layout that the caller knows ('' = none is stored), for each stream what follows its ids (a list with spaces;
 --       '' = nothing), for each message the number of its stream from 0, in two bytes ('' = one stream for all), the
 --       first partition that the stream would have, and the key of the copy of a layout (both '' = a layout is known),
---       number of the first message among all of the push, digest of the messages, life of the note (s), task, names of
---       further fields (a list with spaces; '' = none); then ticket, payload and the values of these fields of each
+--       number of the first message among all of the push, digest of the messages, life of the note (s), the earliest
+--       of all times of the push that must not be past ('' = there is none), task, names of further fields (a list with
+--       spaces; '' = none); then ticket, payload and the values of these fields of each
 --       message. A value: '' = this message has no such field; '+30000' = so many milliseconds from now, by the
 --       server's clock; '=1700000000000' = a time in milliseconds since 1970, which must not be past; any other is the
 --       field as it is.
 -- Returns: {'OK', ids of the messages, in their order}; {'CHANGED'}: other messages were pushed under this key; nothing
 --          was changed; {'LAYOUT', layout}: another layout is stored, and nothing was added: the caller goes by that
---          one; {'PAST'}: a time is past, and nothing was added: the caller refuses the message. A call that was
---          carried out before is not refused: it is repeated because its answer was lost, maybe for longer than the
---          delay; {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
+--          one; {'PAST'}: a time of the push is past, and nothing of it was added: the caller refuses it. A push that
+--          has begun is not refused: it is repeated because an answer was lost, maybe for longer than the delay;
+--          {'ERR'}: there are further fields, the user may not run TIME, and nothing was added.
 -- Keeps: promise 4, for producers: each message once, for any number of attempts, also when the layout changed between
 --        two of them. I9: the note expires.
 -- A full server refuses the first HSET and so all of it: a message without its note would be appended again.
@@ -36,23 +37,27 @@ local layout = redis.pcall('GET', KEYS[1]) or ''
 if layout ~= ARGV[1] or layout == '' and is_lost(KEYS[3], ARGV[4], ARGV[5]) then
   return {'LAYOUT', layout.err or layout}
 end
-local call, task, places = redis.call, ARGV[9], ARGV[3]
+local call, task, places = redis.call, ARGV[10], ARGV[3]
 for i = 3, #KEYS do
   -- A key that is no stream is refused here. Later, messages for other streams would be in.
   call('XLEN', KEYS[i])
 end
-local suffixes, names = words(ARGV[2]), words(ARGV[10])
+local suffixes, names = words(ARGV[2]), words(ARGV[11])
 local now = #names == 0 or time_ms()
 if not now then
   return {'ERR'}
 end
-local messages = {}
-for i = 11, #ARGV, 2 + #names do
-  local fields = pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now, now)
-  if not fields then
+if ARGV[9] ~= '' and call('EXISTS', KEYS[2]) == 0 then
+  local now_ms = time_ms()
+  if not now_ms then
+    return {'ERR'}
+  elseif tonumber(ARGV[9]) < now_ms then
     return {'PAST'}
   end
-  messages[#messages + 1] = fields
+end
+local messages = {}
+for i = 12, #ARGV, 2 + #names do
+  messages[#messages + 1] = pushed_fields(ARGV[i], task, ARGV[i + 1], names, i + 2, now)
 end
 call('HSET', KEYS[2], ARGV[6], '')
 call('EXPIRE', KEYS[2], ARGV[8])

@@ -36,8 +36,8 @@ def check(world: World, before_ms: int) -> None:
     assert third == {"ticket_id": "C", "task": "shop.update", "due": "1000", "priority": "3", "payload": "3"}
 
 
-def once(world: World, values: list[bytes]) -> list[str]:
-    return push_once(world.client, PLACES, "shop.update", values, "the key", 0, DIGEST, FIELDS)
+def once(world: World, values: list[bytes], earliest_ms: int = 0) -> list[str]:
+    return push_once(world.client, PLACES, "shop.update", values, "the key", 0, DIGEST, FIELDS, earliest_ms)
 
 
 def many(world: World, values: list[bytes]) -> list[str]:
@@ -66,9 +66,19 @@ def test_without_a_key_a_time_may_have_passed_on_the_way(empty: World) -> None:
 
 def test_with_a_key_a_time_that_is_past_refuses_all_messages(empty: World) -> None:
     before = empty.snapshot()
-    with pytest.raises(OptionError, match="eta is past by the server's clock"):
-        once(empty, [b"A", b"1", b"+5000", b"", b"", b"B", b"2", b"=1000", b"", b""])
+    with pytest.raises(OptionError, match="eta or expires is past by the server's clock"):
+        once(empty, [b"A", b"1", b"+5000", b"", b"", b"B", b"2", b"=1000", b"", b""], 1000)
     assert empty.snapshot() == before
+
+
+def test_a_push_that_has_begun_goes_on_when_a_time_has_passed(empty: World) -> None:
+    now_ms = server_ms(empty.client)
+    first = [b"A", b"1", b"=%d" % (now_ms + 3_600_000), b"", b""]
+    push_once(empty.client, PLACES, "shop.update", first, "the key", 0, DIGEST, FIELDS, now_ms + 3_600_000)
+    # When the rest is pushed, or pushed again, later
+    rest = [b"B", b"2", b"=1000", b"", b""]
+    ids = push_once(empty.client, PLACES, "shop.update", rest, "the key", 1, DIGEST, FIELDS, 1000)
+    assert entries_of(empty.client, STREAM)[-1][0] == ids[0]
 
 
 def test_a_push_that_was_made_is_repeated_when_its_time_is_past(empty: World) -> None:

@@ -15,17 +15,14 @@ end
 
 -- The fields of a message, for XADD, with the further fields `names`, whose values are in ARGV from `at` on. A value:
 -- '' = this message has no such field; '+30000' = so many milliseconds after `now`; '=1700000000000' = a time in
--- milliseconds since 1970; any other is the field as it is. nil: a time is before `first_ms`.
-local function pushed_fields(ticket, task, payload, names, at, now, first_ms)
+-- milliseconds since 1970; any other is the field as it is.
+local function pushed_fields(ticket, task, payload, names, at, now)
   local fields = {'ticket_id', ticket, 'task', task}
   for j, name in ipairs(names) do
     local value = ARGV[at + j - 1]
     local sign = value:sub(1, 1)
     if sign == '=' then
       value = value:sub(2)
-      if tonumber(value) < first_ms then
-        return nil
-      end
     elseif sign == '+' then
       value = ('%.0f'):format(now + value)
     end

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+import bridge.producer.push
 from bridge.producer.parts import PART_MESSAGES
-from bridge.routing.errors import PayloadError
+from bridge.routing.errors import PayloadError, ServerUnavailable
 from bridge.routing.keys import layout_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
@@ -137,7 +139,7 @@ def test_a_key_stands_for_the_options_too(redis: Any, shop: Any) -> None:
 
 def test_a_push_with_a_key_may_be_tried_again_when_its_eta_is_past(redis: Any, shop: Any) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
-    with pytest.raises(ValueError, match="eta is past by the server's clock, and no such push was made"):
+    with pytest.raises(ValueError, match="eta or expires is past by the server's clock, and no such push was made"):
         shop.push("T", 1, eta=past, idempotency_key="k")
     assert is_empty(redis)
     # Given a push whose eta is past some time later
@@ -148,6 +150,47 @@ def test_a_push_with_a_key_may_be_tried_again_when_its_eta_is_past(redis: Any, s
     assert shop.push("T", 1, eta=soon, idempotency_key="k") == first
     with pytest.raises(ValueError, match="is past"):
         shop.push("T", 1, eta=soon)
+
+
+@pytest.mark.parametrize("option", ["eta", "expires"])
+@pytest.mark.parametrize("place", [0, 499, 500, 1200])
+def test_a_push_of_several_parts_with_a_time_that_is_past_adds_nothing(
+    place: int, option: str, redis: Any, shop: Any
+) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    rows: list[Any] = [(f"T{n % 7}", n) for n in range(1201)]
+    rows[place] = (*rows[place], {option: past})
+    with pytest.raises(ValueError, match="is past by the server's clock, and no such push was made"):
+        shop.push_many(rows, idempotency_key="k")
+    assert is_empty(redis)
+    # Options of a message go before those of the push: a time that no message has is none of the push's.
+    own = [(ticket, n, {"delay": 1}) for ticket, n in rows[1:place]]
+    assert len(shop.push_many(own, eta=past, idempotency_key="own")) == len(own)
+
+
+def test_a_push_whose_eta_passes_on_the_way_is_made_whole(redis: Any, shop: Any) -> None:
+    rows = [(f"T{n % 7}", n) for n in range(1201)]
+    soon = datetime.now(UTC) + timedelta(milliseconds=400)
+    # Given a push that broke off after its first part
+    parts: list[Any] = []
+    answer = bridge.producer.push._answer
+
+    def one_part(connection: Any, call: bytes) -> Any:
+        if parts and parts[-1][0] == b"OK":
+            raise RedisConnectionError("gone")
+        parts.append(answer(connection, call))
+        return parts[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridge.producer.push, "_answer", one_part)
+        with pytest.raises(ServerUnavailable):
+            shop.push_many(rows, eta=soon, idempotency_key="k")
+    # When it is repeated after the eta
+    wait_until(lambda: now_ms(redis) > soon.timestamp() * 1000 + 1, description="the eta")
+    ids = shop.push_many(rows, eta=soon, idempotency_key="k")
+    # Then all of it is in, once
+    streams = [key for key in redis.scan_iter() if redis.type(key) == "stream"]
+    assert len(set(ids)) == sum(map(redis.xlen, streams)) == len(rows)
 
 
 def test_the_task_of_beats_takes_delays(redis: Any, shop: Any) -> None:

@@ -9,8 +9,10 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Timer
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import orjson
@@ -22,7 +24,6 @@ from hypothesis import strategies as st
 import bridge
 from bridge.producer.parts import PART_BYTES, PART_MESSAGES, Part
 from bridge.routing.errors import PayloadError, ServerUnavailable, Unanswered
-from bridge.routing.partitions import Layout
 from bridge.routing.producing import IDEMPOTENCY_S
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
@@ -271,12 +272,12 @@ def test_the_error_of_push_many_names_the_pushed_messages(
     calls: list[bytes] = []
     made = Part.call
 
-    def call(self: Part, stream: str, layout: Layout, name: str, key: str | None, total: int) -> bytes:
+    def call(self: Part, *args: Any) -> bytes:
         calls.append(b"")
         if len(calls) == 2:
             with server.client() as client:
                 client.config_set("maxmemory", "1")
-        return made(self, stream, layout, name, key, total)
+        return made(self, *args)
 
     monkeypatch.setattr(Part, "call", call)
     try:
@@ -391,6 +392,41 @@ def test_a_task_of_beats_pushes_once_under_its_own_id(server: EmbeddedServer, sh
         finally:
             task.pop_request()
     assert entries(server) == [(id_, "T", '{"n":1}')]
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What Django would call after the commit."""
+    found: list[Callable[[], None]] = []
+    django: Any = ModuleType("django.db")
+
+    def on_commit(send: Callable[[], None], using: str | None) -> None:
+        assert using is None
+        found.append(send)
+
+    django.transaction = SimpleNamespace(on_commit=on_commit)
+    monkeypatch.setitem(sys.modules, "django", ModuleType("django"))
+    monkeypatch.setitem(sys.modules, "django.db", django)
+    return found
+
+
+@pytest.mark.parametrize("key", [7, "", "k" * 513, b"k"])
+def test_push_on_commit_refuses_a_key_before_the_commit(key: Any, shop: Any, hooks: list[Callable[[], None]]) -> None:
+    with pytest.raises(PayloadError):
+        shop.push_on_commit("T", 1, idempotency_key=key)
+    assert not hooks
+
+
+def test_push_on_commit_with_a_key_may_be_repeated_when_its_eta_is_past(
+    server: EmbeddedServer, shop: Any, hooks: list[Callable[[], None]]
+) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    with pytest.raises(PayloadError, match="is past"):
+        shop.push_on_commit("T", 1, eta=past)
+    for _ in range(2):
+        shop.push_on_commit("T", 1, eta=past, idempotency_key="k")
+        hooks.pop()()
+    assert len(entries(server)) == 1
 
 
 def test_without_django_push_on_commit_says_so(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,11 +102,22 @@ def test_an_eager_push_refuses_a_time_that_cannot_be(app: Any) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
     with pytest.raises(ValueError, match="is past"):
         task.push("T", {}, eta=past)
-    with pytest.raises(ValueError, match="eta is past, and no such push was made under this idempotency key"):
+    with pytest.raises(ValueError, match="is past, and no such push was made under this idempotency key"):
         task.push("T", {}, eta=past, idempotency_key="k")
+    with pytest.raises(ValueError, match="is past, and no such push was made under this idempotency key"):
+        task.push("T", {}, expires=past, idempotency_key="k")
     with pytest.raises(TypeError, match="delay must be a number"):
         task.push_many([("T", {}, {"delay": "1"})])
     assert seen == []
+
+
+def test_an_idempotency_key_of_one_block_is_free_in_the_next(app: Any) -> None:
+    task = declare(app, save)
+    for payload in (1, 1, 2):
+        with recorded(app) as handled:
+            for _ in range(2):
+                task.push("T", {"n": payload}, idempotency_key="k")
+        assert len(handled) == 1
 
 
 def test_an_eager_push_refuses_what_a_real_one_refuses(app: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import ssl
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 from celery import Celery
 
 import bridge
-from bridge.testing.pointing import pointed_at
+from bridge.testing import recorded
+from bridge.testing.pointing import VARIABLES, pointed_at
 
 OWN = "redis://elsewhere:7000/3"
 TLS = {"ssl_cert_reqs": ssl.CERT_NONE}
@@ -48,3 +51,40 @@ def test_tls_of_the_old_server_is_not_spoken_to_one_without_it(url: str) -> None
         assert (app.backend.connparams.get("ssl_cert_reqs") is not None) is speaks
     assert (app.conf.broker_use_ssl, app.conf.redis_backend_use_ssl) == (TLS, TLS)
     assert app.bridge.settings.redis_url.startswith("rediss:")
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_what_celery_reads_before_the_settings_is_put_aside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, OWN)
+    app = app_with("update", broker_url=OWN)
+    with pointed_at(app, PLAIN):
+        conf = app.conf
+        urls = (conf.broker_url, conf.broker_read_url, conf.broker_write_url, conf.result_backend)
+        assert urls == (PLAIN,) * 4
+        assert app.bridge.settings.redis_url == PLAIN
+    assert os.environ[name] == OWN
+
+
+def test_apush_goes_to_the_other_server_also_in_a_loop_that_pushed_before() -> None:
+    app = app_with("update", broker_url=OWN)
+    bridge_: Any = app.bridge
+
+    async def addresses() -> list[int]:
+        vars(bridge_)["client"] = None  # stands for one that found the server fit
+        found = [(await bridge_.async_client()).connection_pool.connection_kwargs["port"]]
+        with pointed_at(app, PLAIN):
+            vars(bridge_)["client"] = None
+            found.append((await bridge_.async_client()).connection_pool.connection_kwargs["port"])
+        vars(bridge_)["client"] = None
+        found.append((await bridge_.async_client()).connection_pool.connection_kwargs["port"])
+        return found
+
+    assert asyncio.run(addresses()) == [7000, 1, 7000]
+
+
+def test_a_list_of_handled_messages_goes_on_after_the_block() -> None:
+    app = app_with("update", broker_url="memory://")
+    with recorded(app) as handled:
+        with pointed_at(app, PLAIN):
+            pass
+        assert app.bridge.eager.listeners == [handled.append]
