@@ -272,7 +272,8 @@ def _tell_counts(counts: Counts, progress: Progress) -> None:
         if counts.expired:
             print(f"{counts.expired:,} have expired and are left out: --without-expires replays them, too")
         if counts.unusable:
-            print(f"{counts.unusable:,} are left out: no lane could process them (no ticket, not text, or too large)")
+            why = "no ticket, not text, too large, or an option that cannot be"
+            print(f"{counts.unusable:,} are left out: no lane could process them ({why})")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The columns that are options of a message (``bridge.routing.message_options``), as the fields of an entry.
 
 A time becomes milliseconds since 1970, a truth value ``1`` or none. ``due`` and ``hold`` are options in every row, the
-others in a row with a ``payload``. What a master would refuse is refused before it is written.
+others in a row with a ``payload``. What a master would refuse is refused before it is written. A ``hold`` without a
+``due`` is not sent: masters would refuse it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from bridge.routing.errors import PayloadError
 from bridge.routing.message_options import FURTHEST_MS, HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
-from bridge.spark.wire.encoder import as_bytes
+from bridge.spark.wire.encoder import as_bytes, is_text
 
 DUE = "due"
 HOLD = "hold"
@@ -22,6 +23,8 @@ EXPIRES = "expires"
 NOT_PAYLOAD = (DUE, HOLD)
 #: The columns that may be times.
 TIMES = (DUE, EXPIRES)
+#: The texts of a truth value, whatever their capitals.
+TRUE, FALSE = ("1", "true"), ("0", "false", "")
 #: Columns that are options beside a payload, with the least and the largest number; None: 100 years from now.
 RULES: dict[str, tuple[int, int | None]] = {
     "max_attempts": (1, MOST_ATTEMPTS),
@@ -39,16 +42,16 @@ _DIGITS = r"^[0-9]{1,15}$"
 
 
 def bounds_of(name: str) -> tuple[int, int]:
-    """The least and the largest number that the column ``name`` of `RULES` may have now."""
-    least, most = RULES[name]
+    """The least and the largest number that the column ``name`` of `RULES`, or `DUE`, may have now."""
+    least, most = RULES.get(name, (0, None))
     return least, time.time_ns() // 1_000_000 + FURTHEST_MS if most is None else most
 
 
 def wanted(name: str) -> str:
     """What a value of the column ``name`` must be, as the end of a sentence."""
-    if name in NOT_PAYLOAD:
-        return "a time, or milliseconds since 1970" if name == DUE else "true or false, or 1 or 0"
-    least, most = RULES[name]
+    if name == HOLD:
+        return "true or false, or 1 or 0"
+    least, most = RULES.get(name, (0, None))
     if most is None:
         return "a time, or milliseconds since 1970, at most 100 years ahead"
     return f"a whole number{' of milliseconds' if name == 'timeout' else ''} from {least} to {most}"
@@ -59,31 +62,33 @@ def as_fields(batch: pa.RecordBatch, key: str, fields: tuple[str, ...]) -> pa.Re
 
     Raises ``PayloadError`` for a value that cannot be.
     """
-    for name, convert in ((DUE, _ms), (HOLD, _hold)):
-        if name in fields:
-            column = convert(batch.column(name))
-            there = batch.column(name)
-            odd = pc.and_(pc.is_valid(there), pc.is_null(column)) if name == DUE else _odd_hold(there)
-            _refuse(batch, key, name, odd)
-            batch = batch.set_column(batch.schema.get_field_index(name), name, column)
+    if DUE in fields:
+        due = _ms(batch.column(DUE))
+        _refuse(batch, key, DUE, pc.and_(pc.is_valid(batch.column(DUE)), pc.invert(_within(due, DUE))))
+        batch = batch.set_column(batch.schema.get_field_index(DUE), DUE, due)
+    if HOLD in fields:
+        there = batch.column(HOLD)
+        held = _is_word(there, TRUE)
+        _refuse(batch, key, HOLD, pc.and_(pc.is_valid(there), pc.invert(pc.or_(held, _is_word(there, FALSE)))))
+        held = pc.and_(held, pc.is_valid(batch.column(DUE))) if DUE in fields else pa.nulls(len(batch), pa.bool_())
+        column = pc.if_else(held, pa.scalar("1"), pa.scalar(None, pa.string()))
+        batch = batch.set_column(batch.schema.get_field_index(HOLD), HOLD, column)
     rules = [name for name in RULES if name in fields] if _PAYLOAD in fields else []
     if not rules:
         return batch
     has_payload = pc.is_valid(batch.column(_PAYLOAD))
     for name in rules:
         there = batch.column(name)
-        number = _ms(there).cast(pa.int64())
-        least, most = bounds_of(name)
-        good = pc.fill_null(pc.and_(pc.greater_equal(number, least), pc.less_equal(number, most)), fill_value=False)
-        _refuse(batch, key, name, pc.and_(pc.and_(pc.is_valid(there), has_payload), pc.invert(good)))
+        number = _ms(there)
+        _refuse(batch, key, name, pc.and_(pc.and_(pc.is_valid(there), has_payload), pc.invert(_within(number, name))))
         if name == EXPIRES and DUE in fields:
-            late = pc.less_equal(number, batch.column(DUE).cast(pa.int64()))
+            late = pc.less_equal(number.cast(pa.int64()), batch.column(DUE).cast(pa.int64()))
             late = pc.fill_null(pc.and_(late, has_payload), fill_value=False)
             if pc.any(late).as_py():
                 ticket = batch.column(key)[pc.index(late, value=True).as_py()].as_py()
                 raise PayloadError(f"{name} of ticket {ticket!r} {TOO_LATE}")
         if pa.types.is_timestamp(there.type):
-            batch = batch.set_column(batch.schema.get_field_index(name), name, _ms(there))
+            batch = batch.set_column(batch.schema.get_field_index(name), name, number)
     return batch
 
 
@@ -91,8 +96,10 @@ def _refuse(batch: pa.RecordBatch, key: str, name: str, odd: pa.Array) -> None:
     """Raises ``PayloadError`` for the first row where ``odd`` is true."""
     if pc.any(odd).as_py():
         row = pc.index(odd, value=True).as_py()
-        ticket, value = batch.column(key)[row].as_py(), batch.column(name)[row].as_py()
-        raise PayloadError(f"{name} of ticket {ticket!r} is {value!r:.60}: it must be {wanted(name)}")
+        ticket, value = batch.column(key)[row].as_py(), batch.column(name)[row]
+        # A column of text may hold bytes that are not UTF-8.
+        shown = value.as_buffer().to_pybytes().decode(errors="replace") if is_text(value.type) else value.as_py()
+        raise PayloadError(f"{name} of ticket {ticket!r} is {shown!r:.60}: it must be {wanted(name)}")
 
 
 def _ms(column: pa.Array) -> pa.Array:
@@ -104,15 +111,15 @@ def _ms(column: pa.Array) -> pa.Array:
     return pc.if_else(digits, raw, pa.scalar(None, pa.binary())).cast(pa.string())
 
 
-def _hold(column: pa.Array) -> pa.Array:
-    """``1`` where the ticket waits, else null."""
-    held = pc.is_in(_word(column), pa.array(["1", "true"]))
-    return pc.if_else(held, pa.scalar("1"), pa.scalar(None, pa.string()))
+def _within(number: pa.Array, name: str) -> pa.Array:
+    """Whether each text is a number that the option ``name`` may have; false for null."""
+    least, most = bounds_of(name)
+    number = number.cast(pa.int64())
+    return pc.fill_null(pc.and_(pc.greater_equal(number, least), pc.less_equal(number, most)), fill_value=False)
 
 
-def _odd_hold(column: pa.Array) -> pa.Array:
-    return pc.and_(pc.is_valid(column), pc.invert(pc.is_in(_word(column), pa.array(["1", "true", "0", "false", ""]))))
-
-
-def _word(column: pa.Array) -> pa.Array:
-    return pc.utf8_lower(as_bytes(column).cast(pa.string()))
+def _is_word(column: pa.Array, words: tuple[str, ...]) -> pa.Array:
+    """Whether each value is one of these texts, whatever its capitals; false for null."""
+    # Bytes, which need not be UTF-8.
+    matches = pc.match_substring_regex(as_bytes(column), f"^({'|'.join(words)})$", ignore_case=True)
+    return pc.fill_null(matches, fill_value=False)

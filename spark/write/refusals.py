@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.routing.errors import PayloadError
-from bridge.spark.wire.encoder import as_bytes, byte_lengths, is_bytes
+from bridge.spark.wire.encoder import as_bytes, byte_lengths, is_bytes, is_text
 from bridge.spark.write.limits import MAX_SEQUENCE, MAX_TICKET_BYTES
 from bridge.spark.write.message_options import NOT_PAYLOAD
 
@@ -24,9 +24,10 @@ def check_tickets(tickets: pa.Array) -> None:
     """Refuses a null or empty ticket, one over 512 bytes of UTF-8, and bytes that are not UTF-8."""
     if tickets.null_count:
         raise PayloadError(f"a row has no ticket (null), the first is row {_first(pc.is_null(tickets))} of its batch")
-    if is_bytes(tickets.type):
+    if is_bytes(tickets.type) or is_text(tickets.type):
         try:
-            tickets = tickets.cast(pa.large_string())
+            # Also of a column of text, whose bytes Spark has not checked.
+            tickets = tickets.cast(pa.large_binary()).cast(pa.large_string())
         except pa.ArrowInvalid:
             raise PayloadError("a ticket is not valid UTF-8") from None
     lengths = byte_lengths(tickets)

@@ -16,7 +16,19 @@ from bridge.routing.errors import ConfigurationError
 from bridge.spark.write.columns import column, in_one_line, require_column
 from bridge.spark.write.layout import WHOLE
 from bridge.spark.write.limits import MAX_TICKET_BYTES
-from bridge.spark.write.message_options import DUE, EXPIRES, NOT_PAYLOAD, RULES, TOO_LATE, bounds_of, wanted
+from bridge.spark.write.message_options import (
+    DUE,
+    EXPIRES,
+    FALSE,
+    HOLD,
+    NOT_PAYLOAD,
+    OPTIONS,
+    RULES,
+    TOO_LATE,
+    TRUE,
+    bounds_of,
+    wanted,
+)
 from bridge.spark.write.refusals import PAYLOAD, TASK
 
 #: Columns of a table of rejected rows: why a row was rejected, and the text of a row that could not be read.
@@ -72,6 +84,8 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
     size = fn.octet_length(ticket)
     cases: list[tuple[Column, Column]] = [
         (ticket.isNull(), fn.lit("a row has no ticket (null)")),
+        # Also of text: what Spark reads from a Parquet file is not checked.
+        (~fn.is_valid_utf8(ticket), fn.lit("a ticket is not valid UTF-8")),
         (size == 0, fn.lit("a row has an empty ticket")),
         (
             size > MAX_TICKET_BYTES,
@@ -80,8 +94,6 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
             ),
         ),
     ]
-    if dict(rows.dtypes)[key] == "binary":
-        cases.insert(1, (~fn.is_valid_utf8(column(key)), fn.lit("a ticket is not valid UTF-8")))
     if sequence is not None:
         text = fn.concat(shown, fn.lit(f" has a row whose {checks.unplaced or f'{sequence} is not a whole number'}"))
         cases.append((column(sequence).isNull(), text))
@@ -95,11 +107,7 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
             fn.lit(f" bytes; maxPayload allows {checks.max_payload}"),
         )  # fmt: skip
         cases.append((bytes_ > checks.max_payload, text))
-    if DUE in sent and dict(rows.dtypes)[DUE] == "string":
-        odd = column(DUE).isNotNull() & ~column(DUE).rlike("^[0-9]{1,15}$")
-        cases.append((odd, fn.concat(shown, fn.lit(" is due at no time, or before 1970"))))
-    if PAYLOAD in sent:
-        cases += _odd_rules(rows, sent, shown)
+    cases += _odd_options(rows, sent, shown)
     if checks.json and PAYLOAD in sent:
         cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))
     first, *others = cases
@@ -109,18 +117,22 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
     return why
 
 
-def _odd_rules(rows: DataFrame, sent: Sequence[str], shown: Column) -> list[tuple[Column, Column]]:
-    """The checks of the columns that are options beside a payload. ``shown``: the ticket."""
+def _odd_options(rows: DataFrame, sent: Sequence[str], shown: Column) -> list[tuple[Column, Column]]:
+    """The checks of the columns that are options. ``shown``: the ticket."""
     cases = []
-    for name in RULES:
-        if name not in sent:
+    for name in OPTIONS:
+        if name not in sent or (name in RULES and PAYLOAD not in sent):
             continue
-        number = _whole(rows, name)
-        least, most = bounds_of(name)
-        given = column(name).isNotNull() & column(PAYLOAD).isNotNull()
-        good = fn.coalesce(number.between(least, most), fn.lit(False))
+        given = column(name).isNotNull()
+        if name in RULES:
+            given &= column(PAYLOAD).isNotNull()
+        if name == HOLD:
+            good = fn.lower(column(name).cast("string")).isin(*TRUE, *FALSE)
+        else:
+            number = _whole(rows, name)
+            good = number.between(*bounds_of(name))
         text = fn.concat(fn.lit(f"{name} of "), shown, fn.lit(f" is no option: it must be {wanted(name)}"))
-        cases.append((given & ~good, text))
+        cases.append((given & ~fn.coalesce(good, fn.lit(False)), text))
         if name == EXPIRES and DUE in sent:
             never = given & fn.coalesce(number <= _whole(rows, DUE), fn.lit(False))
             cases.append((never, fn.concat(fn.lit(f"{name} of "), shown, fn.lit(f" {TOO_LATE}"))))
@@ -132,7 +144,8 @@ def _whole(rows: DataFrame, name: str) -> Column:
     if dict(rows.dtypes)[name] == "timestamp":
         return fn.unix_millis(column(name))
     text = column(name).cast("string")
-    return fn.when(text.rlike("^[0-9]{1,15}$"), text.try_cast("long"))
+    # Java's "$" also matches before a line break at the end.
+    return fn.when(text.rlike(r"^[0-9]{1,15}\z"), text.try_cast("long"))
 
 
 def _payload_bytes(fields: Sequence[str]) -> Column:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
@@ -19,7 +22,9 @@ from bridge.spark.job.log_columns import MALFORMED
 from bridge.spark.pushing.messages import Mapping, parse_map, to_messages
 from bridge.spark.pushing.rejects import first_reasons
 from bridge.spark.pushing.run_id import run_id_of
-from bridge.spark.write.rejects import split_rejects
+from bridge.spark.write.columns import column
+from bridge.spark.write.message_options import as_fields
+from bridge.spark.write.rejects import Checks, refusal, split_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -498,6 +503,40 @@ def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path
     assert [hold for _, hold, _ in found] == ["true", "false", ""]
     assert all(set(payload) == {"seq", "n"} for _, _, payload in found), "they are no part of the payload"
     [row] = bad.collect()
-    assert row["reason"] == "ticket 'B' is due at no time, or before 1970"
+    wanted = "a time, or milliseconds since 1970, at most 100 years ahead"
+    assert row["reason"] == f"due of ticket 'B' is no option: it must be {wanted}"
     with pytest.raises(ConfigurationError, match="--hold-column needs --due-column"):
         Mapping(hold_column="wait")
+
+
+def refused_by_the_writer(batch: pa.RecordBatch) -> str:
+    """What the writer refuses in a batch; ``None`` as text: nothing."""
+    try:
+        as_fields(batch, "ticket_id", ("due", "hold"))
+    except PayloadError as error:
+        return str(error).partition(" is ")[0]
+    return "None"
+
+
+def test_what_the_writer_refuses_is_found_before_anything_is_written(session: SparkSession) -> None:
+    # Given rows with every kind of value in the columns that are options, and tickets as a file may have them
+    values: dict[str, list[Any]] = {
+        "string": ["", "1", "TRUE", "false", "yes", "1\n", "-1", "9" * 14, "9" * 30, "1900000000123", None],
+        "binary": [b"1", b"true", b"\xff", b"1900000000123", None],
+        "bigint": [0, 1, 2, -1, 1_900_000_000_123, 10**13, 2**62, None],
+        "boolean": [True, False, None],
+        "timestamp": [datetime(2030, 3, 17, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC), None],
+    }
+    kinds = [(due, hold) for due in values if due != "boolean" for hold in values if hold != "timestamp"]
+    for kind, (due, hold) in enumerate(kinds):
+        every = [(f"T{kind}", *pair) for pair in product(values[due], values[hold])]
+        rows = session.createDataFrame(every, f"ticket_id string, due {due}, hold {hold}")
+        why = refusal(rows, key="ticket_id", checks=Checks(["due", "hold"], 1000)).alias("why")
+        # When Spark says which can be written, and the writer looks at each by itself
+        table = rows.select(column("ticket_id"), column("due"), column("hold"), why).toArrow()
+        found = [str(reason).partition(" is ")[0] for reason in table["why"].to_pylist()]
+        # Then they agree
+        assert found == [refused_by_the_writer(batch) for batch in table.to_batches(max_chunksize=1)]
+    for text in ("string", "binary"):
+        odd = session.sql(f"select cast(x'41ff' as {text}) as ticket_id")
+        assert odd.select(refusal(odd, key="ticket_id")).collect()[0][0] == "a ticket is not valid UTF-8"

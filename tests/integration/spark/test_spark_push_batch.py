@@ -207,6 +207,32 @@ def test_bad_rows_are_put_aside_with_the_reason_and_the_rest_is_pushed(pusher: P
         assert any("three" in row["payload"] for row in rows)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_bad_row_far_behind_is_found_before_anything_is_pushed(
+    pusher: Pusher, session: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    # Given a log with one bad row, far behind what the writer looks at first: a truth value that is none in one log,
+    # a ticket of bytes that are no text in the other
+    path, aside = tmp_path / f"log.{kind}", tmp_path / "aside"
+    if kind == "csv":
+        lines = (f"T{n % 50},{n},2030-01-01,{'yes' if n == 25_000 else 'true'}\n" for n in range(30_000))
+        path.write_text("ticket_id,seq,due,hold\n" + "".join(lines))
+        said = "hold of ticket 'T0' is no option: it must be true or false, or 1 or 0"
+    else:
+        ticket = "case when id = 25000 then cast(x'41ff42' as string) else concat('T', id % 50) end"
+        session.sql(f"select {ticket} as ticket_id, id as seq, 1 as n from range(30000)").coalesce(1).write.parquet(
+            str(path)
+        )
+        said = "a ticket is not valid UTF-8"
+    columns = ("--due-column", "due", "--hold-column", "hold") if kind == "csv" else ()
+    # When it is pushed, then nothing of it is
+    assert said in str(pusher.refused(path, *columns))
+    assert pusher.entries() == []
+    # And with a folder for it, all but that row
+    done = pusher.push(path, *columns, "--rejects", str(aside))[-1]
+    assert (done["rows"], done["rejected"], len(pusher.entries())) == (29_999, 1, 29_999)
+
+
 def test_the_name_of_a_push_stays_within_the_folder_of_rejects(pusher: Pusher, tmp_path: Path) -> None:
     # Given a folder of somebody else's, and a name that leads there
     path, aside, precious = tmp_path / "log.csv", tmp_path / "aside", tmp_path / "precious"

@@ -288,11 +288,14 @@ def test_a_replayed_message_is_due_when_it_was_to_be(
             message("1700000000000-1", "A", "1", fields={"due": due, "hold": "1"}),
             message("1700000000000-2", "A", None, fields={"due": due, "n": "2"}),
             message("1700000000000-3", "A", "3"),
+            # No master would take these.
             message("1700000000000-4", "B", "4", fields={"due": "tomorrow"}),
+            message("1700000000000-5", "B", "5", fields={"due": due, "hold": "yes"}),
+            message("1700000000000-6", "B", "6", fields={"due": str(10**13)}),
         ]
     )
     counts = replay(session, ask(made.write(tmp_path / "archive"), valkey))
-    assert (counts.replayable, counts.unusable, counts.with_option) == (3, 1, {"due": 2, "hold": 1})
+    assert (counts.replayable, counts.unusable, counts.with_option) == (3, 3, {"due": 2, "hold": 1})
     assert entries(valkey) == [
         {"ticket_id": "A", "due": due, "hold": "1", "payload": "1"},
         {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},

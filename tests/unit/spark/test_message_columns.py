@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.routing.errors import PayloadError
+from bridge.routing.message_options import read_options
 from bridge.spark.write.message_options import as_fields
 
 AT = datetime(2030, 3, 17, 17, 46, 40, 123_456, UTC)
@@ -41,7 +45,12 @@ def test_a_time_becomes_milliseconds(due: pa.Array) -> None:
     ids=["truth", "number", "text", "digit"],
 )
 def test_a_truth_value_becomes_1_or_nothing(hold: pa.Array) -> None:
-    assert fields(hold=hold) == [{"hold": "1"}, {"hold": None}, {"hold": None}]
+    due = pa.array([1, 1, 1])
+    assert [row["hold"] for row in fields(due=due, hold=hold)] == ["1", None, None]
+    # Without a time nothing is delayed, and masters refuse a hold by itself.
+    nothing: list[dict[str, Any]] = [{"hold": None}] * 3
+    assert fields(hold=hold) == nothing
+    assert [{"hold": row["hold"]} for row in fields(due=pa.nulls(3, pa.int64()), hold=hold)] == nothing
 
 
 @pytest.mark.parametrize(
@@ -51,11 +60,16 @@ def test_a_truth_value_becomes_1_or_nothing(hold: pa.Array) -> None:
         ("due", pa.array(["1", "tomorrow"])),
         ("due", pa.array(["1", ""])),
         ("due", pa.array([1.0, 2.5])),
+        ("due", pa.array([1, 10**13])),
+        ("due", pa.array([1, 10**18])),
+        ("due", pa.array([b"1", b"\xff"]).view(pa.string())),
         ("due", pa.array([None, datetime(1960, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))),
         ("hold", pa.array(["1", "perhaps"])),
         ("hold", pa.array([1, 2])),
+        ("hold", pa.array([b"1", b"\xff"])),
+        ("hold", pa.array([b"1", b"\xff"]).view(pa.string())),
     ],
-    ids=range(7),
+    ids=range(12),
 )
 def test_what_cannot_be_names_its_ticket(name: str, column: pa.Array) -> None:
     with pytest.raises(PayloadError, match=f"^{name} of ticket 'T1' is .*: it must be ") as raised:
@@ -115,6 +129,25 @@ def test_what_expires_before_it_is_due_is_refused() -> None:
     fields(due=due, expires=pa.array([LATER, None, AT], pa.timestamp("us", "UTC")), payload=payload)
     with pytest.raises(PayloadError, match=r"^expires of ticket 'T1' is not after the time when the message is due"):
         fields(due=due, expires=pa.array([LATER, AT, AT], pa.timestamp("us", "UTC")), payload=payload)
+
+
+_TEXTS = st.sampled_from(["", "1", "0", "true", "FALSE", "yes", "1\n", "-1", "99999999999999", "1900000000123"])
+_NUMBERS = st.sampled_from([0, 1, 2, -1, 1_900_000_000_123, 10**13, 2**53, 2**63 - 1])
+_TIMES = st.datetimes(timezones=st.just(UTC))
+
+
+@given(data=st.data())
+def test_what_is_written_no_master_refuses(data: st.DataObject) -> None:
+    due = data.draw(st.none() | _TEXTS | _TEXTS.map(str.encode) | st.just(b"\xff") | _NUMBERS | _TIMES, label="due")
+    hold = data.draw(st.none() | _TEXTS | _TEXTS.map(str.encode) | st.just(b"\xff") | _NUMBERS | st.booleans())
+    kind = pa.timestamp("us", "UTC") if isinstance(due, datetime) else None
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        [row] = fields(due=pa.array([due], kind), hold=pa.array([hold]))
+    except PayloadError:
+        return
+    sent = [part for name, value in row.items() if value is not None for part in (name.encode(), value.encode())]
+    read_options(now_ms, sent, has_payload=True)
 
 
 def test_other_columns_and_no_rows_stay_as_they_are() -> None:

@@ -19,6 +19,7 @@ from bridge.spark.write.refusals import SequenceCheck, check_dates, check_payloa
         (pa.array(["x" * 513]), "a ticket has 513 bytes, at most 512"),
         (pa.array(["ü" * 257]), "a ticket has 514 bytes, at most 512"),
         (pa.array([b"\xff"]), "not valid UTF-8"),
+        (pa.array([b"\xff"]).view(pa.string()), "not valid UTF-8"),
     ],
 )
 def test_a_ticket_that_cannot_be_one_is_refused(tickets: pa.Array, said: str) -> None:
