@@ -88,7 +88,7 @@ def write_partition(
                 appending.add(encoder.encode(part))
         appending.finish()
         if once is Idempotence.NONE:
-            settle_push(link.client(), guard, epoch, 1, "{}", _ATTEMPT_GUARD_S)
+            _settle_attempt(link, guard, epoch)
     finally:
         link.close()
     return Written(appending.rows, appending.found, round(patience.waited_s, 3), patience.why, run)
@@ -148,6 +148,14 @@ def settle(
             settle_push(connected, guard, epoch, len(messages), summary.text, life_s)
     except (redis.RedisError, OSError) as error:
         _log.warning("the guard was not settled: %s", unavailable(options.url, error))
+
+
+def _settle_attempt(link: Link, guard: str, epoch: int) -> None:
+    """Lets the guard of an attempt expire soon. All its rows are written: an error here must not repeat it."""
+    try:
+        settle_push(link.client(), guard, epoch, 1, "{}", _ATTEMPT_GUARD_S)
+    except (redis.RedisError, OSError, TicketBridgeError, Trouble) as error:
+        _log.warning("the guard of an attempt was not settled, and stays for guardTtl: %s", error)
 
 
 def _open(link: Link, options: WriteOptions) -> None:

@@ -20,6 +20,7 @@ from bridge.routing.keys import push_prefix
 from bridge.routing.pushes import guard_of
 from bridge.spark import RedisStreamDataSource
 from bridge.spark.wire.address import connect
+from bridge.spark.write.appending import Appending
 from bridge.spark.write.guard import summary_of
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse
@@ -359,6 +360,22 @@ def test_a_sequence_that_the_server_cannot_compare_is_refused(valkey: EmbeddedSe
     with pytest.raises(PayloadError, match=r"seq of ticket 'T' is 9007199254740993; idempotence=ticket allows"):
         partition(valkey.url, iter([batch(("T", 2**53 + 1, "x"))]), idempotence="ticket", seqColumn="seq")
     assert entries(valkey) == []
+
+
+def test_without_idempotence_an_attempt_whose_rows_are_written_has_succeeded(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish = Appending.finish
+
+    def finish_and_cut(self: Appending) -> None:
+        finish(self)
+        with valkey.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+
+    monkeypatch.setattr(Appending, "finish", finish_and_cut)
+    # When the connection breaks after the last answer, then Spark has no reason to write the rows again
+    assert partition(valkey.url, iter([log(10)]), idempotence="none").rows == 10
+    assert "the guard of an attempt was not settled" in caplog.text
 
 
 def test_without_idempotence_each_attempt_writes_its_rows(valkey: EmbeddedServer) -> None:
