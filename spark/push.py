@@ -39,6 +39,8 @@ from bridge.spark.wire.address import check_server, check_url
 from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL
 from bridge.spark.write.options import parse
 
+#: Values of folder names (``store=007``) stay texts: as numbers, two tickets would become one.
+_CONF = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
 POSITIVE = click.IntRange(min=1)
 
 
@@ -98,7 +100,7 @@ def main(**given: Any) -> None:
         else:
             from bridge.spark.pushing.batch import push as write
         with job_session(
-            "ticket-bridge push", master=plan.master, log=plan.log, retries=plan.once, conf=plan.conf
+            "ticket-bridge push", master=plan.master, log=plan.log, retries=plan.once, conf={**_CONF, **plan.conf}
         ) as session:
             write(session, plan)
 

@@ -136,7 +136,8 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
             return lines.select()
         return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
     if kind == "parquet":
-        return _with_free_names(reader.parquet(path))
+        # Otherwise Spark takes the columns of one file, and those that only others have are lost in silence.
+        return _with_free_names(reader.option("mergeSchema", "true").parquet(path))
     raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
 
 

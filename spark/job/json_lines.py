@@ -1,4 +1,8 @@
-"""JSON lines as events. Nothing of a line is lost: a line that is not exactly one object is malformed."""
+"""JSON lines as events. A line that is not exactly one object, or has a member without a name, is malformed.
+
+Of all other lines nothing is lost but what Spark's inference gives no type: a member that is an empty object, or a list
+of empty objects, in every line.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from bridge.spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
 from bridge.spark.write.columns import column, in_one_line
 from bridge.spark.write.limits import REFUSED
 
+#: A member without a name, which Spark leaves out. In JSON, two quotes in a row are an empty text.
+_NO_NAME = r'""\s*:'
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
 #: An object whose members are not read.
@@ -81,8 +87,10 @@ def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compa
 
 def what_is_wrong(text: Column, columns: StructType, *, compare_members: bool = True) -> Column:
     """What is wrong with a line of text; null when nothing is."""
-    wrong = fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8")).when(
-        ~_is_one_object(text), fn.lit("is not one JSON object and nothing else")
+    wrong = (
+        fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8"))
+        .when(~_is_one_object(text), fn.lit("is not one JSON object and nothing else"))
+        .when(text.rlike(_NO_NAME), fn.lit("has a member whose name is empty"))
     )
     return wrong.otherwise(_wrong_within(text, columns)) if compare_members else wrong
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Observation
@@ -12,7 +13,7 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import PayloadError, RunChanged
 from bridge.routing.numbers import count, duration, rate
-from bridge.spark.job.eventlog import read_events
+from bridge.spark.job.eventlog import TABLE, read_events
 from bridge.spark.job.failures import emit
 from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
 from bridge.spark.pushing.messages import USUAL_SEQUENCE, Messages, to_messages
@@ -43,7 +44,8 @@ class _Batch:
         watermark = parse(options).idempotence is Idempotence.WATERMARK
         named = plan.run_id
         if named is None and not plan.again and (watermark or plan.rejects is not None):
-            named = run_id_of(session, events, plan.mapping, stream=plan.stream)
+            below = "/" if plan.kind == TABLE else str(Path(plan.source.removeprefix("file://")).resolve())
+            named = run_id_of(session, events, plan.mapping, stream=plan.stream, below=below)
         self._name = named or f"push-{uuid.uuid4().hex}"
         #: Whether the same push again would be recognised.
         self._known_again = named is not None or plan.again or not watermark

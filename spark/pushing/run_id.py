@@ -28,8 +28,11 @@ _DIGITS = 32
 _RECIPE = 2
 
 
-def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, stream: str) -> str | None:
+def run_id_of(
+    session: SparkSession, events: DataFrame, mapping: Mapping, *, stream: str, below: str = "/"
+) -> str | None:
     """The name of a push of these events; None if they are not made of files, since then their content is not known.
+    ``below``: the path below which the names of folders are values of columns.
 
     Reads every local file once. Of files elsewhere (HDFS, object stores), path, size and time of modification count.
     Raises ``InputError`` for a file that was removed.
@@ -38,12 +41,15 @@ def run_id_of(session: SparkSession, events: DataFrame, mapping: Mapping, *, str
     if not files:
         return None
     contents = [_content(session, uri) for uri in files]
+    shared = _folder(files)
     if len(files) > 1:
         # In a folder, names count: they may give the order of files, or the value of a column.
-        shared = len(_folder(files))
-        contents = [[uri[shared:], *content] for uri, content in zip(files, contents, strict=True)]
+        contents = [[uri[len(shared) :], *content] for uri, content in zip(files, contents, strict=True)]
     columns = [name for name in events.columns if name != MALFORMED]
     what = {"recipe": _RECIPE, "files": contents, "columns": columns, "stream": stream, **_meaning(mapping, columns)}
+    values = _values(shared, below, columns)
+    if values:
+        what["values"] = values
     text = json.dumps(what, sort_keys=True, ensure_ascii=True)
     return f"push-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
@@ -76,6 +82,13 @@ def _digest(path: Path) -> list[Any]:
             return [hashlib.file_digest(file, "sha256").hexdigest()]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _values(folder: str, below: str, columns: list[str]) -> list[str]:
+    """The parts ``column=value`` of a local folder that all files share: a part of the rows, but not of the files."""
+    place = Path(unquote(urlsplit(folder).path))
+    parts = place.relative_to(below).parts if place.is_relative_to(below) else ()
+    return [part for part in parts if part.partition("=")[0] in columns]
 
 
 def _folder(files: list[str]) -> str:

@@ -47,6 +47,12 @@ def text(name: str, value: str) -> str:
     return value.strip()
 
 
+def column(name: str, value: str) -> str:
+    """The name of a column, exactly: it may begin or end with spaces."""
+    text(name, value)
+    return value
+
+
 def url(name: str, value: str) -> str:
     """The address of a server. No error quotes it."""
     return check_url(text(name, value), called=f"option {name}")

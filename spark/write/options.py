@@ -15,6 +15,7 @@ from bridge.spark.wire.options import (
     WRITE_ONLY,
     Option,
     checked_values,
+    column,
     columns,
     positive,
     text,
@@ -101,8 +102,8 @@ def _kind(name: str, value: str) -> Idempotence:
 #: Option name as users write it → attribute of ``WriteOptions`` and the function that checks its value.
 OPTIONS: dict[str, Option] = {
     **SHARED,
-    "keyColumn": ("key_column", text),
-    "seqColumn": ("seq_column", text),
+    "keyColumn": ("key_column", column),
+    "seqColumn": ("seq_column", column),
     "orderBy": ("order_by", columns),
     "chunkSize": ("chunk_size", _chunk_size),
     "window": ("window", positive),

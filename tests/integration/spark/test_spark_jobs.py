@@ -80,6 +80,15 @@ def messages(server: EmbeddedServer, stream: str = STREAM) -> list[tuple[str, An
     return [(fields[b"ticket_id"].decode(), json.loads(fields[b"payload"])) for _, fields in entries]
 
 
+def test_the_values_of_folder_names_are_texts(jobs_here: JobsHere, valkey: EmbeddedServer, tmp_path: Path) -> None:
+    # Given two stores whose names are one number
+    for store in ("007", "7"):
+        (tmp_path / f"store={store}").mkdir()
+        (tmp_path / f"store={store}" / "log.csv").write_text("seq,note\n1,x\n")
+    jobs_here(main, tmp_path, "--format", "csv", "--url", valkey.url, "--key", "store")
+    assert sorted(ticket for ticket, _ in messages(valkey)) == ["007", "7"]
+
+
 def per_ticket(events: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = defaultdict(list)
     for ticket, payload in events:

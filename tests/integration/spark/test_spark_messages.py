@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
@@ -233,6 +234,19 @@ def test_files_of_one_folder_whose_columns_differ_are_refused(session: SparkSess
     assert "\n" not in str(error)
 
 
+def test_columns_that_only_some_parquet_files_have_are_not_lost(session: SparkSession, tmp_path: Path) -> None:
+    for name, columns in (("a", {"x": [1]}), ("b", {"x": [2], "y": [9]}), ("c", {"z": ["t"]})):
+        pq.write_table(pa.table({"ticket_id": [name], "seq": [1], **columns}), tmp_path / f"{name}.parquet")
+    found = payloads(read_events(session, str(tmp_path), "parquet"), Mapping(excluded=("seq",)))
+    assert found == [("a", 1, {"x": 1}), ("b", 1, {"x": 2, "y": 9}), ("c", 1, {"z": "t"})]
+    assert set(present_columns(session, str(tmp_path), "parquet").names) == {"ticket_id", "seq", "x", "y", "z"}
+    # And what cannot be one column is refused
+    pq.write_table(pa.table({"ticket_id": ["d"], "x": ["text"]}), tmp_path / "d.parquet")
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        read_events(session, str(tmp_path), "parquet")
+    assert 'Failed to merge incompatible data types "BIGINT" and "STRING"' in str(one_line(failed.value))
+
+
 def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"ticket_id,x\nB\xe9,1\nB\xea,2\nB\xc3\xa9,3\n")
@@ -385,6 +399,19 @@ def test_a_member_that_comes_twice_is_a_bad_row_of_a_batch_too(session: SparkSes
     assert rows[0][MALFORMED] == twice
 
 
+def test_a_member_without_a_name_is_a_bad_row(session: SparkSession, tmp_path: Path) -> None:
+    # Spark would leave it out in silence
+    path = tmp_path / "log.jsonl"
+    good = [json.dumps({"ticket_id": "A", "x": text, "o": {"y": ""}}) for text in ('"": 1', '""', "", "\\", '\\"":')]
+    bad = ['{"ticket_id": "B", "": 1}', '{"ticket_id": "C", "x": "", "o": {"y": "z", "" : 1}}']
+    path.write_text("".join(f"{line}\n" for line in (*good, *bad)))
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        read_events(session, str(path)).collect()
+    assert "a line has a member whose name is empty" in str(one_line(failed.value))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [row[MALFORMED] for row in rows] == [*[None] * len(good), *bad]
+
+
 def test_lines_keep_the_columns_that_their_folders_name(session: SparkSession, tmp_path: Path) -> None:
     for day in ("2026-11-21", "2026-11-22"):
         (tmp_path / f"day={day}").mkdir()
@@ -463,6 +490,20 @@ def test_the_names_of_a_folders_files_count_where_they_decide_the_order(session:
         return run_id_of(session, read_events(session, str(folder), "csv"), Mapping(), stream="s")
 
     assert name("a", "b") != name("b", "a")
+
+
+def test_the_values_of_folder_names_are_a_part_of_what_is_pushed(session: SparkSession, tmp_path: Path) -> None:
+    def name(folder: str, below: str) -> str | None:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "log.csv").write_text("ticket_id,seq\nA,1\n")
+        place = tmp_path / below
+        return run_id_of(session, read_events(session, str(place), "csv"), Mapping(), stream="s", below=str(place))
+
+    # The same rows of another day are another push; a folder that gives no column is none of its content
+    days = [name("a/day=1", "a"), name("b/day=2", "b"), name("c/day=1/hour=1", "c")]
+    assert len({*days, name("day=3/d", "day=3/d")}) == 4
+    assert name("day=4/d", "day=4/d") == name("e", "e")
+    assert name("f/day=2", "f") == days[1]
 
 
 def test_a_folder_to_follow_needs_columns(session: SparkSession, tmp_path: Path) -> None:

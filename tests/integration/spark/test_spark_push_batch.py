@@ -248,7 +248,7 @@ def test_the_name_of_a_push_stays_within_the_folder_of_rejects(pusher: Pusher, t
 
 
 @pytest.mark.parametrize(
-    "name", ["row", "reason", pytest.param("Payload", marks=pytest.mark.long), "TICKET_ID", "__times"]
+    "name", ["row", "reason", pytest.param("Payload", marks=pytest.mark.long), "TICKET_ID", "__times", " n "]
 )
 def test_a_sequence_may_have_any_name(pusher: Pusher, tmp_path: Path, name: str) -> None:
     path, aside = tmp_path / "log.csv", tmp_path / "aside"
