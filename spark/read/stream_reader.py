@@ -215,7 +215,11 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
                 self._goal[source.name] = Offset(info.last_generated, info.added)
             if source.name not in now and info.last_generated == ZERO:
                 if before[source.name].id != ZERO:
-                    self._tell(source, "stream %r, of an earlier layout, is gone; the query goes on without it")
+                    self._tell(
+                        source,
+                        "stream %r, of an earlier layout, is gone; if it had entries that were not read yet, the query "
+                        "goes on without them",
+                    )
                 continue
             found.append((source, info))
         return found
