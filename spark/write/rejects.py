@@ -168,4 +168,5 @@ def _is_json(text: Column) -> Column:
     """
     listed = fn.try_parse_json(fn.concat(fn.lit("["), text, fn.lit("]")))
     named = fn.try_parse_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")))
-    return text.isNull() | (listed.isNotNull() & named.isNotNull())
+    # The parser reads bytes that are not UTF-8, too. Masters do not.
+    return text.isNull() | (fn.is_valid_utf8(text) & listed.isNotNull() & named.isNotNull())

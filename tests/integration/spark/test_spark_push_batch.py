@@ -278,6 +278,12 @@ def test_a_payload_that_is_no_json_is_a_bad_row(pusher: Pusher, tmp_path: Path) 
     assert "the payload of ticket 'A' is not JSON" in str(error)
 
 
+def test_a_payload_that_is_no_utf_8_is_no_json(pusher: Pusher, session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    session.sql("select 'A' as ticket_id, 1L as seq, cast(x'2241ff22' as string) as body").write.parquet(str(path))
+    assert "the payload of ticket 'A' is not JSON" in str(pusher.refused(path, "--payload-column", "body"))
+
+
 def test_without_bad_rows_there_is_no_table_of_them(pusher: Pusher, log: Path, tmp_path: Path) -> None:
     assert pusher.push(log, "--rejects", str(tmp_path / "aside"))[-1]["rejected"] == 0
     assert not (tmp_path / "aside").exists()
