@@ -102,6 +102,12 @@ class Layout:
         return f"{AT}p{number}" if self.generation == 0 else f"{AT}g{self.generation}p{number}"
 
 
+def suffix_in(stream: str, whole: str, other: str) -> str:
+    """What follows a stream id in the ids of ``stream``, a partition of ``whole``. ``other``: where it is none."""
+    parts = stream.removeprefix(f"{whole}:").split(":") if stream.startswith(f"{whole}:") else []
+    return AT + "".join(parts) if parts and all(map(_PARTS.fullmatch, parts)) else other
+
+
 def is_partition(stream: str) -> bool:
     """Whether ``stream`` has the name of a partition of another stream."""
     return _PARTITION.search(stream) is not None

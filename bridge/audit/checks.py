@@ -24,7 +24,7 @@ class Check(Enum):
     LOST = (
         "lost",
         "Every entry that the group has read is pending, or the history has its last row (done, dropped, dead, "
-        "refused, left out or skipped).",
+        "refused, left out, skipped or cancelled).",
         "It does not see entries that are older than the history, or that were deleted from the stream before the "
         "audit read them and have no row.",
     )
@@ -58,9 +58,9 @@ class Check(Enum):
     )
     REPEATED = (
         "repeated",
-        "A message that is done, dropped, dead, refused, left out or skipped is not delivered again unless it was "
-        "replayed. So each second execution has a failed, nacked, lost, returned or replayed row before it. A message "
-        "that was given back did not run.",
+        "A message that is done, dropped, dead, refused, left out, skipped or cancelled is not delivered again "
+        "unless it was replayed. So each second execution has a failed, nacked, lost, returned or replayed row "
+        "before it. A message that was given back did not run.",
         "Of an execution whose process died together with its consumer's lease, only `lost` is known. It cannot "
         "know how often the task's code had started.",
     )

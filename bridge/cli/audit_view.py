@@ -193,6 +193,7 @@ _CAUSES = (What.FAILED, What.NACKED, What.LOST, What.RETURNED, What.REPLAYED)
 #: Rows of messages that the lane never handles, and why.
 _NOT_HANDLED = {
     What.LEFT_OUT: "not for this subscription, by its filter and its tasks",
+    What.CANCELLED: "not handled: an operator cancelled it while it was delayed",
     What.SKIPPED: "not handled: the subscription was beyond bridge_max_lag",
 }
 

@@ -202,10 +202,12 @@ def literal(name: str) -> str:
     """``name`` as an ACL pattern that matches it.
 
     An ACL file and redis-cli cannot express a space, a quote or a control character. ``?``, which matches any byte,
-    takes their place.
+    takes the place of each of its bytes.
     """
     escaped = re.sub(r"([*?\[\]\\])", r"\\\1", name)
-    return "".join("?" if char in "\"'" or char.isspace() or not char.isprintable() else char for char in escaped)
+    odd = (char in "\"'" or char.isspace() or not char.isprintable() for char in escaped)
+    size = [len(char.encode(errors="surrogateescape")) for char in escaped]
+    return "".join("?" * n if is_odd else char for char, n, is_odd in zip(escaped, size, odd, strict=True))
 
 
 def _fanout(app: Celery) -> str:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -33,6 +34,10 @@ from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import HOST, free_port
 from bridge.stack.server_program import FsyncPolicy, answers_as, find_server_binary, server_command
 
+#: The file in the data folder that a running server has locked.
+LOCK = "lock"
+#: Longest time to wait for the end of another server there, in seconds.
+LOCK_S = 5.0
 _POLL_INTERVAL_S = 0.005
 _ANSWER_TIMEOUT_S = 0.5
 _LOG_LINES_IN_ERRORS = 3
@@ -206,9 +211,13 @@ class EmbeddedServer:
         if not os.access(binary, os.X_OK):
             raise ServerStartFailed(f"cannot run the server {binary}: no such program, or not executable")
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        lock = self._lock()
         log_offset = self.log_file.stat().st_size if self.log_file.exists() else 0
-        with self.log_file.open("ab") as log:
-            self._process = self._spawn(self._command(binary), log)
+        try:
+            with self.log_file.open("ab") as log:
+                self._process = self._spawn(self._command(binary), log, lock)
+        finally:
+            os.close(lock)
         self._stopper = OrphanStopper(self._process.pid)
         try:
             self._wait_until_it_answers(log_offset)
@@ -216,7 +225,29 @@ class EmbeddedServer:
             self.kill()
             raise
 
-    def _spawn(self, command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _lock(self) -> int:
+        """Locks the data folder. The server inherits the file, so the lock lasts as long as it, whoever is killed.
+
+        Two servers would write one append-only file, and lose what the other one was told.
+        """
+        lock = os.open(self.data_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+        def locked() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        # A process that a killed server had forked to write its data ends a moment after it.
+        if not _wait_until(locked, LOCK_S):
+            os.close(lock)
+            raise ServerStartFailed(
+                f"another server uses the data in {self.data_dir}: stop what started it, or choose another folder"
+            )
+        return lock
+
+    def _spawn(self, command: list[str], log: IO[bytes], lock: int) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
                 command,
@@ -225,6 +256,7 @@ class EmbeddedServer:
                 stderr=subprocess.STDOUT,
                 cwd=self.data_dir,
                 start_new_session=True,
+                pass_fds=(lock,),
             )
         except OSError as error:
             raise ServerStartFailed(f"cannot run the server {command[0]}: {error.strerror}") from error

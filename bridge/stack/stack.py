@@ -73,11 +73,20 @@ class Stack:
     """Starts, watches and stops the processes of a plan; a context manager that stops them."""
 
     def __init__(
-        self, plan: Plan, lanes: Sequence[LaneSettings], stop: StopRequest, say: Callable[[str], None]
+        self,
+        plan: Plan,
+        lanes: Sequence[LaneSettings],
+        stop: StopRequest,
+        say: Callable[[str], None],
+        *,
+        lanes_on: Callable[[Redis], Sequence[LaneSettings]] | None = None,
     ) -> None:
-        """`start` starts it. ``lanes``: those that its masters lead. ``say`` gets a line for each step."""
+        """`start` starts it. ``lanes``: those that its masters lead. ``say`` gets a line for each step. ``lanes_on``
+        says what the lanes are by what the server has: the data of an earlier run may have another layout.
+        """
         self.plan = plan
         self.lanes = tuple(lanes)
+        self._lanes_on = lanes_on
         self.stop = stop
         self._say = say
         self.server = EmbeddedServer(
@@ -155,6 +164,8 @@ class Stack:
         self.server.start()
         self._serving = True
         self._say(f"server    {self.server.url}")
+        if self._lanes_on is not None:
+            self.lanes = tuple(self._lanes_on(self.redis))
         self.masters = [self._master(n) for n in range(1, plan.masters + 1)]
         for master in self.masters:
             master.start()

@@ -75,7 +75,7 @@ def audit(
     from bridge.audit.partitions import Audits
     from bridge.audit.wanted import wants as wants_of
     from bridge.cli.audit_view import AuditView, print_explanation
-    from bridge.routing.partitions import stream_id, suffix_of
+    from bridge.routing.partitions import stream_id, suffix_in, suffix_of
 
     if explain:
         print_explanation(as_json=as_json)
@@ -94,7 +94,7 @@ def audit(
     if target.version is None and since is None and not wanted:
         # What is asked of one stream is not asked of the others.
         older = [
-            (one.keys, f"{lane.id_suffix} of {one.stream}")
+            (one.keys, f"{suffix_in(one.stream, lane.version, lane.id_suffix)} of {one.stream}")
             for lane in lanes
             for one in lane.older
             # An older partition has a lane of its own here, and several newer ones follow it.

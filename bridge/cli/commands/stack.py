@@ -18,6 +18,8 @@ from bridge.routing.errors import ServerStartFailed
 from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from bridge.settings.lane import LaneSettings
     from bridge.stack.stack import Plan, Stack
 
@@ -72,10 +74,14 @@ def up(target: Target, /, **options: Any) -> None:
 
     say = console().print
     plan = plan_of(target, "up", options)
+
+    def lanes(redis: Redis | None = None) -> list[LaneSettings]:
+        return [one for each in lanes_of_stack(target, plan, redis).values() for one in each]
+
     with (
         StopRequest() as stop,
         contextlib.suppress(Stopped),
-        Stack(plan, [one for lanes in lanes_of_stack(target, plan).values() for one in lanes], stop, say) as stack,
+        Stack(plan, lanes(), stop, say, lanes_on=lanes) as stack,
     ):
         stack.start()
         until_stopped(stack, say)
@@ -171,12 +177,17 @@ def run_directory(kind: str) -> Path:
     raise ServerStartFailed("cannot find a free name under ./run; choose a folder with --dir")
 
 
-def lanes_of_stack(target: Target, plan: Plan) -> dict[str, list[LaneSettings]]:
-    """Subscription -> its lanes, as the children will have them. Needs no server."""
+def lanes_of_stack(target: Target, plan: Plan, redis: Redis | None = None) -> dict[str, list[LaneSettings]]:
+    """Subscription -> its lanes, as the children will have them: by the layout on the server ``redis``; None: by the
+    settings.
+    """
     from bridge.app.finding import load_tasks
+    from bridge.app.joining import read_layouts
     from bridge.app.lanes import subscriptions_of
 
     load_tasks(target.app)
+    if redis is not None:
+        read_layouts(target.app, redis)
     changed = {"lease": float(plan.env["BRIDGE_LEASE"])} if "BRIDGE_LEASE" in plan.env else {}
     return {
         name: [lane.settings.model_copy(update=changed) for lane in lanes]
@@ -198,8 +209,10 @@ def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:
     say(f"Redis     {url}")
     if stack.plan.flower:
         say(f"Flower    {stack.flower_url}")
-    say(f"push      {with_them}BRIDGE_BROKER_URL={url} bridge{app} push FILE")
-    say(f"status    {with_them}BRIDGE_BROKER_URL={url} bridge{app} status --watch")
+    # The app of this repository reads a variable of its own. Celery's is for any other.
+    variable = "BRIDGE_BROKER_URL" if stack.plan.app == "tasks" else "CELERY_BROKER_URL"
+    say(f"push      {with_them}{variable}={url} bridge{app} push FILE")
+    say(f"status    {with_them}{variable}={url} bridge{app} status --watch")
     say(f"logs      {stack.plan.directory}")
     say("Ctrl-C stops everything.")
     stack.wait_for(lambda: False, "Ctrl-C", poll_s=0.2)

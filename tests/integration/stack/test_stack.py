@@ -88,12 +88,17 @@ def test_nothing_outlives_a_stack_that_is_killed(yard: ProcessYard) -> None:
     wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=90)
 
 
-def test_a_stack_whose_stream_is_split_comes_up(yard: ProcessYard) -> None:
+def test_a_stack_whose_stream_is_split_comes_up_by_the_layout_that_its_data_has(yard: ProcessYard) -> None:
     command = python_module("bridge", "-A", "tests.apps.counter", "up", "--dir", str(yard.folder / "stack"), *SMALL)
-    env = {"COUNTER_CONF": '{"bridge_partitions": 2}'}
-    up = yard.process("up", [*command, "--no-flower"], env=env, ready_text=UP, wait=False)
-    up.wait_ready(timeout_s=90)
-    up.terminate()
+    # The second one has the data of the first, and another setting.
+    for partitions in (2, 3):
+        env = {"COUNTER_CONF": f'{{"bridge_partitions": {partitions}}}'}
+        name = f"up{partitions}"
+        up = yard.process(name, [*command, "--no-flower"], env=env, ready_text=UP, wait=False)
+        up.wait_ready(timeout_s=90)
+        assert "they share 2 lanes" in up.logs()
+        up.send(signal.SIGINT)
+        assert up.wait(timeout_s=90) == 0
 
 
 def test_a_stack_with_subscriptions_comes_up(yard: ProcessYard) -> None:

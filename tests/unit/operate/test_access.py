@@ -45,7 +45,24 @@ def test_a_user_name_is_valid_in_an_acl_file(name: str) -> None:
     assert not set(found) & set("\"'")
 
 
-@pytest.mark.parametrize("name", ["plain", "*", "?", "a[b]c", "back\\slash", "x y", "é", "new\nline", "it's"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "*",
+        "?",
+        "a[b]c",
+        "back\\slash",
+        "x y",
+        "é",
+        "new\nline",
+        "it's",
+        "a\xa0b",
+        "\u200b",
+        "\u3000x",
+        "\ue000",
+    ],
+)
 def test_a_pattern_grants_the_name_and_not_another(name: str, server: EmbeddedServer) -> None:
     with server.client() as admin:
         rules = ["on", "nopass", "resetkeys", f"~{literal(name)}", "-@all", "+get"]

@@ -11,7 +11,7 @@ import pytest
 from bridge.app.results import _MESSAGE_ID
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.layouts import difference, layout_of, text_of_layout
-from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_of, whole_stream
+from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_in, suffix_of, whole_stream
 from bridge.routing.repartitioning import next_layout
 from bridge.testing.nodes.process import ROOT
 
@@ -57,6 +57,13 @@ def test_tickets_are_spread_evenly() -> None:
 def test_the_whole_stream_is_known_by_a_partition_and_an_id(layout: Layout) -> None:
     for number, stream in enumerate(layout.streams("orders:p1")):
         assert whole_stream(stream, f"1700000000000-0{layout.suffix(number)}") == "orders:p1"
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(3), Layout(3, 2), Layout(1, 1)], ids=repr)
+def test_the_suffix_of_ids_is_known_by_the_streams_name(layout: Layout) -> None:
+    for number, stream in enumerate(layout.streams("orders:g1")):
+        assert suffix_in(stream, "orders:g1", "other") == (layout.suffix(number) or "other")
+    assert suffix_in("orders:v2", "orders", "other") == "other"
 
 
 def test_names_of_streams_and_ids() -> None:

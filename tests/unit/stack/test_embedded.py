@@ -61,6 +61,27 @@ def test_keeps_port_and_data_over_a_restart(own_server: EmbeddedServer, end: str
         assert client.get("kept") == b"yes"
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_one_folder_has_one_server_at_a_time(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.stack.embedded.LOCK_S", 0.2)
+    first, second = EmbeddedServer(data_dir=tmp_path), EmbeddedServer(data_dir=tmp_path)
+    try:
+        first.start()
+        with pytest.raises(ServerStartFailed, match=f"another server uses the data in {tmp_path}"):
+            second.start()
+        assert not second.running
+        with first.client() as client:
+            client.set("kept", "yes")
+        monkeypatch.undo()
+        getattr(first, end)()
+        second.start()
+        with second.client() as client:
+            assert client.get("kept") == b"yes"
+    finally:
+        first.close()
+        second.close()
+
+
 def test_restart_returns_only_when_the_data_is_loaded(tmp_path: Path) -> None:
     with EmbeddedServer(data_dir=tmp_path) as server:
         with server.client() as client, client.pipeline(transaction=False) as pipeline:
