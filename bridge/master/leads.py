@@ -268,9 +268,13 @@ class Leads:
             return
         sent = time.monotonic()
         replies = stand(self._redis, self._holder, [lane.candidate for lane in wanted])
+        away: RedisError | None = None
         for lane, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, RedisError):
-                lane.refused(reply)
+                if is_outage(reply):
+                    away = reply
+                else:
+                    lane.refused(reply)
                 continue
             if reply is None:
                 # Nobody leads it any more. `LayoutWatch` takes the lane away, on this thread.
@@ -285,6 +289,9 @@ class Leads:
                 continue
             lane.follows(holder, reply.token)
             self._ask_at = min(self._ask_at, now + max(0.01, reply.left_ms / 1000))
+        if away is not None:
+            # The server answers, and refuses writes: it is a replica, has too few replicas, or cannot store them.
+            raise away
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
         """Checks whether other masters lead versions that this one does not name any more."""

@@ -68,3 +68,36 @@ def test_a_master_logs_an_outage_once_though_its_leads_end_in_it(
         said = [line for line in one.logs()[since:].splitlines() if re.search("WARNING|ERROR|CRITICAL|Traceback", line)]
         assert ["away" in line for line in said] == [True, False], said
         assert "Redis is back" in said[1]
+
+
+@pytest.mark.parametrize("how", ["has too few replicas", "is a replica"])
+def test_a_master_logs_a_server_that_refuses_writes_once_though_its_lead_ends(
+    how: str, nodes: NodeYard, own_server: EmbeddedServer
+) -> None:
+    # A master with one lane has nothing to share with others: what it asks for the lead is all that it writes then.
+    env = {"COUNTER_CONF": '{"bridge_leader_lease": 1.0}'}
+    master = nodes.master("m1", app="tests.apps.counter", env=env, ready_text="standing by")
+    keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    with own_server.client(decode_responses=True) as redis:
+        refuse, again = (
+            (("CONFIG", "SET", "min-replicas-to-write", 1), ("CONFIG", "SET", "min-replicas-to-write", 0))
+            if how == "has too few replicas"
+            else (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"))
+        )
+        wait_until(lambda: redis.exists(keys.leader), description="a leader")
+        since = len(master.logs())
+        redis.execute_command(*refuse)
+        # A server that refuses writes keeps keys whose time is over, and shows them to nobody.
+        wait_until(lambda: not redis.exists(keys.leader), description="the lead to end", timeout_s=30)
+
+        def refused() -> int:
+            return sum(one.get("count", 0) for one in redis.info("errorstats").values())
+
+        before = refused()
+        wait_until(lambda: refused() > before + 15, description="the master to ask for the lead", timeout_s=30)
+        redis.execute_command(*again)
+        wait_until(lambda: redis.exists(keys.leader), description="a leader again", timeout_s=30)
+        wait_until(lambda: "Redis is back" in master.logs()[since:], description="the master to say so")
+    lines = master.logs()[since:]
+    assert lines.count("Redis is away") == lines.count("Redis is back") == 1, lines
+    assert "ERROR" not in lines, lines
