@@ -1,5 +1,5 @@
 """Producers: add messages to the stream, one by one, many at once, or from the rows of a file.
 
-Imports `bridge.protocol` and what is below it. `task.push` is in `bridge.app.task`; Spark's way into the stream is
+Imports `bridge.link` and what is below it. `task.push` is in `bridge.app.task`; Spark's way into the stream is
 `bridge.spark`.
 """

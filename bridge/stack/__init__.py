@@ -1,5 +1,5 @@
 """The whole stack on one machine: an embedded server, masters, workers and Flower as child processes.
 
-Imports everything but `bridge.testing` and `bridge.cli`. `demo` runs it with data and judges the run. A lane within
-a test's own process is `bridge.testing`.
+Imports `bridge.http` and what is below it. `demo` runs the stack with data and judges the run. A lane within a
+test's own process is `bridge.testing`.
 """

@@ -1,7 +1,7 @@
 """The testing kit for users: handle one message without a server, record handled messages, run a whole lane in a test.
 
-It may import the rest of `bridge`, which does not import it. Fixtures are in `bridge.testing.plugin`, which pytest
-loads by itself; a lane with a server, a master and a worker is `bridge.testing.lane.Lane`.
+Imports `bridge.stack` and what is below it. Fixtures are in `bridge.testing.plugin`, which pytest loads by itself;
+a lane with a server, a master and a worker is `bridge.testing.lane.Lane`.
 """
 
 from __future__ import annotations

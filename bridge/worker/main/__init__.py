@@ -1,5 +1,5 @@
 """A worker's main process: it joins the lane, gives messages to the pool, and reports what the pool could not finish.
 
-Imports the other rooms of `bridge.worker` and the rooms below them. `steps` is where Celery starts and stops this part,
-and `member` holds it together. A task runs in `bridge.worker.pool`.
+Imports `bridge.worker.pool` and the rooms below it. `steps` is where Celery starts and stops this part, and
+`member` holds it together. A task runs in `bridge.worker.pool`.
 """
