@@ -5,9 +5,9 @@ wheel.
 
 - **The first process takes the files with Spark first.** Each process that runs one starts a Java machine, which loads
   and compiles the same code for itself as every other, for some 25 seconds of a processor.
-- **The last of three or more takes the files that start no processes, and no others.** They need a processor, while
-  most others wait for leases, starts and ends. It has a lower priority (`QUIET_NICENESS`). So it takes the time that
-  the others leave, instead of a time of its own behind them.
+- **The last of three or more takes the files outside of `WITH_PROCESSES`, and no others.** They need a processor (some
+  also the server of their process), while most others wait for leases, starts and ends. It has a lower priority
+  (`QUIET_NICENESS`). So it takes the time that the others leave, instead of a time of its own behind them.
 - The others take what is left, in the order of the files.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The folder whose files one process takes, all of them.
 ADOPTERS = "tests/adopters/"
-#: The folders whose tests start processes: masters, workers, servers, commands.
+#: The folders whose tests start masters, workers and commands. (Elsewhere few do, and they wait little.)
 WITH_PROCESSES = (ADOPTERS, "tests/adversary/", "tests/calibration/", "tests/chaos/", "tests/integration/")
 #: By how much the priority of the quiet process is lower (`os.nice`). Some tests give others a time limit, so it must
 #: get its share of two busy processors: about a third of what each of the others gets.
@@ -36,12 +36,12 @@ def starts_spark(file: str) -> bool:
 
 
 def starts_processes(file: str) -> bool:
-    """Whether a file's tests start processes. ``file``: its path, or that of its folder, from the root."""
+    """Whether a file is in a folder whose tests start processes. ``file``: its path, or its folder's, from the root."""
     return file.startswith(WITH_PROCESSES)
 
 
 def is_quiet(place: int, count: int) -> bool:
-    """Whether that of ``count`` processes is the one that takes files without processes."""
+    """Whether that of ``count`` processes is the one that takes files of no such folder."""
     return place == count - 1 >= 2
 
 

@@ -20,6 +20,16 @@ from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.waiting import wait_until
 
+#: Where Debian's packages have the programs of a server. They are not in PATH, since versions may be side by side.
+DEBIAN = Path("/usr/lib/postgresql")
+
+
+def program_path(name: str, folder: Path = DEBIAN) -> str | None:
+    """Where a program of PostgreSQL is: in PATH, or that of the newest version in ``folder``. None: nowhere."""
+    versions = sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+    places = [*os.get_exec_path(), *(f"{folder}/{version}/bin" for version in versions)]
+    return shutil.which(name, path=os.pathsep.join(places))
+
 
 class Postgres:
     """One server with an empty database; a context manager that removes it."""
@@ -30,9 +40,9 @@ class Postgres:
         self.url = f"postgresql+psycopg://test@{HOST}:{self.port}/postgres"
 
     def __enter__(self) -> Self:
-        programs = [shutil.which(name) for name in ("initdb", "postgres")]
+        programs = [program_path(name) for name in ("initdb", "postgres")]
         if None in programs:
-            pytest.skip("needs PostgreSQL: there is no initdb or postgres in PATH")
+            pytest.skip(f"needs PostgreSQL: there is no initdb or postgres in PATH or {DEBIAN}/VERSION/bin")
         initdb, postgres = (str(program) for program in programs)
         self._folder = Path(tempfile.mkdtemp(prefix="bridge-postgres-"))
         # It refuses to run as root.
