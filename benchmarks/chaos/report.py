@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -33,6 +34,8 @@ def kept(title: str, rounds: list[Evidence]) -> Kept:
     }
 
 
+#: A peer that handled less than this share of what was pushed had a backlog.
+KEPT_UP = 0.95
 #: What is added up over the rounds: fields of `Verdict`.
 COUNTS = ("pushed", "done", "lost", "stuck", "reordered", "overlapped", "doubled", "repeated", "stranded")
 #: Those that break a promise, with their headings.
@@ -67,14 +70,15 @@ def _kills(evidence: Evidence) -> list[tuple[float, str]]:
 def markdown(data: Mapping[str, Any]) -> str:
     """The table of the page, from what was kept."""
     machine, plan = data["machine"], data["plan"]
+    rounds = f"{plan['rounds']} round" + "s" * (plan["rounds"] != 1)
     about = (
-        f"{plan['rounds']} rounds of {plan['seconds']:g} s, {plan['rate']:g} messages a second of {plan['tickets']} "
+        f"{rounds} of {plan['seconds']:g} s, {plan['rate']:g} messages a second of {plan['tickets']} "
         f"tickets, tasks of {1000 * plan['work_s']:g} ms, {plan['kills_a_minute']:g} kills a minute (seed "
         f"{plan['seed']}). {machine['cpu']}, {machine['cores']} cores; Python {machine['python']}, Celery "
         f"{machine['celery']}, {machine['server']}; {', '.join(data['peers_versions'])}; {machine['at'][:10]}, "
         f"load before {machine['load before'].split()[0]}."
     )
-    heads = ("peer", "msg/s", "p50", "p99", "p99.9", "re-route p50 / max", *VIOLATIONS.values(), "of")
+    heads = ("peer", "kills", "msg/s", "p50", "p99", "p99.9", "re-route p50 / max", *VIOLATIONS.values(), "of")
     rows = [heads, ("---",) * len(heads)]
     for peer in data["peers"].values():
         times = sorted(peer["rerouted_s"])
@@ -83,9 +87,29 @@ def markdown(data: Mapping[str, Any]) -> str:
             again += f", {peer['stranded']} never"
         counts = [f"**{peer[name]}**" if peer[name] else "0" for name in VIOLATIONS]
         shown = [_time(peer[name]) for name in ("p50", "p99", "p99.9")]
-        rows.append((peer["title"], f"{peer['rate']:.0f}", *shown, again, *counts, f"{peer['pushed']:,}"))
+        rows.append((peer["title"], _kinds(peer), f"{peer['rate']:.0f}", *shown, again, *counts, f"{peer['pushed']:,}"))
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return f"{about}\n\n{table}\n"
+    return f"{about}\n\n{table}\n\nKills: W of workers, M of masters, S of the server. {limits(data)}\n"
+
+
+def limits(data: Mapping[str, Any]) -> str:
+    """What the run cannot show: kinds of kills that it did not have, and peers that handled less than was pushed."""
+    plan, peers = data["plan"], list(data["peers"].values())
+    struck = {kind for peer in peers for kills in peer["kills"] for _, kind in kills}
+    sentences = [f'In this run no kill struck the kind "{kind}".' for kind in plan["kinds"] if kind not in struck]
+    behind = [f"{peer['title']} ({peer['rate']:.0f})" for peer in peers if peer["rate"] < KEPT_UP * plan["rate"]]
+    if behind:
+        sentences.append(
+            f"Of the {plan['rate']:g} messages a second that were pushed, these peers handled fewer: "
+            f"{', '.join(behind)}. Their times are those of a backlog, and not of the faults."
+        )
+    return " ".join(sentences)
+
+
+def _kinds(peer: Kept) -> str:
+    """How many kills of each kind there were, in all rounds."""
+    counts = Counter(kind for kills in peer["kills"] for _, kind in kills)
+    return ", ".join(f"{count} {kind[0].upper()}" for kind, count in sorted(counts.items(), reverse=True)) or "none"
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.chaos import ledger as ledgers
 from benchmarks.chaos.judge import Evidence, Execution, Kill, Verdict, judge, per_second
-from benchmarks.chaos.report import VIOLATIONS, kept, markdown, plots
+from benchmarks.chaos.report import VIOLATIONS, kept, limits, markdown, plots
 from benchmarks.chaos.run import Plan
 from benchmarks.plots import ticks_to
 
@@ -125,17 +125,41 @@ def test_the_table_marks_what_broke_a_promise_and_the_plots_are_drawn() -> None:
     }
     data = {
         "machine": machine,
-        "plan": {"rounds": 1, "seconds": 2, "rate": 2, "tickets": 2, "work_s": 0.5, "kills_a_minute": 0, "seed": 1},
+        "plan": {
+            "rounds": 1,
+            "seconds": 2,
+            "rate": 2,
+            "tickets": 2,
+            "work_s": 0.5,
+            "kills_a_minute": 0,
+            "seed": 1,
+            "kinds": ["worker", "server"],
+        },
         "peers_versions": ["GroupMQ 1.1.0"],
         "peers": {"bridge": kept("the bridge", [healthy()]), "other": kept("other", [broken, healthy()])},
     }
     text = markdown(data)
-    bridge, other = text.splitlines()[-2:]
+    bridge, other = text.splitlines()[-4:-2]
     assert "**" not in bridge
     assert "| 0 | 0 | **1** | 0 | 0 | 8 |" in other
     drawn = plots(data)
     assert len(drawn) == 3
     assert all(svg.startswith("<svg") and svg.endswith("</svg>\n") for svg in drawn.values())
+
+
+def test_the_page_says_what_the_run_does_not_have() -> None:
+    peers = {
+        "a": {"title": "slow", "rate": 50.0, "kills": [[(1.0, "worker"), (2.0, "worker")], [(1.0, "master")]]},
+        "b": {"title": "fast", "rate": 74.0, "kills": [[(1.0, "worker")]]},
+    }
+    data = {"plan": {"kinds": ["worker", "master", "server"], "rate": 75.0}, "peers": peers}
+    text = limits(data)
+    assert 'the kind "server"' in text
+    assert 'the kind "master"' not in text
+    assert "slow (50)" in text
+    assert "fast" not in text
+    peers["a"]["rate"] = 75.0
+    assert "pushed" not in limits(data)
 
 
 def test_messages_are_counted_by_the_second_in_which_they_ended() -> None:
