@@ -41,7 +41,7 @@ ESCAPED = "write # in a password as %23, ? as %3F, @ as %40, / as %2F, : as %3A,
 def without_password(url: str) -> str:
     """``url`` in a form that may be shown: without password and options, or parts of them.
 
-    Of several addresses only the last host is shown: the ``;`` between them may as well be in a password.
+    Only the last one of several addresses is shown: the ``;`` between them may as well be in a password.
     """
     scheme, found, rest = url.partition("://")
     if not found:
@@ -68,7 +68,7 @@ def check_login(url: str, called: str = BROKER) -> None:
     rest = url.partition("://")[2]
     place, _, query = rest.partition("?")
     host, _, path = place.partition("/")
-    # Of a socket without a login, the path may have an @.
+    # The path of a socket without a login may have an @.
     pieces = query + path if host else query
     if "#" in rest or "@" in pieces:
         raise ConfigurationError(f"{called} has a # in it, or an @ behind its host: {ESCAPED}")

@@ -126,7 +126,7 @@ def connecting() -> Iterator[None]:
 def was_not_sent(exc: BaseException) -> bool:
     """Whether a command that failed with ``exc`` certainly had no effect: it was not sent, or the server refused it.
 
-    Of a pipeline, only one command was refused.
+    False for an error within a pipeline: the server refused one command of it, and may have done the others.
     """
     return getattr(exc, "not_sent", False) or (bool(error_code(exc)) and _IN_PIPELINE.match(str(exc)) is None)
 

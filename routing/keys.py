@@ -375,7 +375,8 @@ def push_once(stream: str, idempotency_key: str) -> str:
 
 def push_tickets(prefix: str, which: int) -> str:
     """Hash with EX, ticket -> last sequence number, and "" -> ``<began, Unix s> <life, s>``: tickets that were written
-    to. Of the two, 0 and 1, one is written to. When its life is over it is left to expire, and the other one begins.
+    to. There are two, 0 and 1, and one of them is written to. At the end of its life it is left to expire, and the
+    other one begins.
     """
     return f"{prefix}:tickets:{which}"
 

@@ -276,7 +276,7 @@ def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Lay
 
 def _different(older: str, theirs: Layout, stream: str, layout: Layout) -> str:
     what = f"stream {older} has {_count(theirs)}, and {stream}, which follows it, has {_count(layout)}"
-    # What is stored for a stream goes before the setting.
+    # A stored layout counts, and not the setting.
     how = (
         f"name a new stream in bridge_stream, or `bridge stream retire {stream}` first"
         if layout.text

@@ -1,6 +1,6 @@
 """Partitions of a stream: which one a ticket belongs to, the names of their streams, and the ids of their messages.
 
-A stream of one partition is the stream itself. Of a split stream, each partition is a stream of its own, with lanes,
+A stream of one partition is the stream itself. Each partition of a split stream is a stream of its own, with lanes,
 keys and ids of its own. The *layout* of a stream says how many partitions it has. It is stored beside the stream, and
 the stored one rules (`bridge.routing.layouts`).
 

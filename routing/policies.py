@@ -17,8 +17,8 @@ POINTS = 1024
 #: Places of each ticket on the ring. Shares of all possible tickets differ by 1.2 % (one standard deviation). With one
 #: place for each ticket they would differ by 3 %.
 PLACES_OF_TICKET = 4
-#: Any salt keeps all promises. Of 60 that were tried, this is the one with which the usual names of 16 workers and of
-#: 10,000 tickets come out best: 90 % of these pairs have all shares within a tenth of even. 80 % have it with others;
+#: Any salt keeps all promises. This one of 60 that were tried is the best for the usual names of 16 workers and of
+#: 10,000 tickets: 90 % of these pairs have all shares within a tenth of even. 80 % have it with others;
 #: if each ticket chose by a fair die, 85 % would.
 SALT = b"2"
 #: The bits of a place that hold the number of the consumer.

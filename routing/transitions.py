@@ -42,7 +42,7 @@ _INTRODUCE = Script("introduce")
 READ_BYTES = 4 * 1024 * 1024
 #: Most leases of one call.
 LEASES = 1000
-#: What a lease has left whose key has no end.
+#: The time that is left, as the script reports it, of a lease whose key does not expire.
 NO_END = -1
 #: Most entries that one look at the stream names.
 SURVEY = 1000

@@ -281,7 +281,7 @@ def _lanes_of(lanes: Mapping[str, tuple[AppLane, ...]], name: str | None) -> tup
 
 
 def lanes_named(app: Celery, name: str) -> tuple[LaneSettings, ...]:
-    """The lanes of the subscription ``name``. Of one that this app does not have: those on the same streams.
+    """The lanes of the subscription ``name``. Where this app has no such subscription: its lanes on the app's streams.
 
     Raises `ConfigurationError` when nothing can have this name.
     """

@@ -73,7 +73,7 @@ class Commands(Group):
         except click.ClickException as exc:
             raise _on_one_line(exc) from None
         except OSError as exc:
-            # Of help, or of the version.
+            # Help or the version could not be written.
             shown = _translated(exc)
             if shown is None:
                 raise

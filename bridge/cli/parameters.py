@@ -98,7 +98,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-#: Of commands that change messages which they have to find first.
+#: Options of commands that have to find messages before they change them.
 CHANGING = (
     click.option("--dry-run", is_flag=True, help="Only print what would be done."),
     click.option("--yes", is_flag=True, help="Do not ask."),

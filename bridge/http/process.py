@@ -261,7 +261,7 @@ def _end_with(call: Callable[[], None]) -> NoReturn:
     except BaseException:
         logger.exception("a process of the HTTP port failed")
     finally:
-        # What is registered for the end of an interpreter is the master's.
+        # Not `sys.exit`: what the master registered for the end of its interpreter must not run here.
         os._exit(status)
 
 

@@ -267,7 +267,7 @@ def _allowed(site: Site, caller: Caller, subscription: str | None) -> str:
         if len(known) > 1:
             raise Problem(400, "this app has several subscriptions: name one with ?subscription=NAME")
         subscription = known[0]
-    # What the token may not read may as well not exist.
+    # 403 comes before 404: a token does not learn whether a subscription exists that it may not read.
     require(caller, Verb.READ, subscription)
     if subscription not in known:
         raise Problem(404, "there is no such subscription")

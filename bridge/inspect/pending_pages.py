@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.app.lanes import AppLane
     from bridge.settings.lane import LaneSettings
 
-#: Names in the group among which a search for a state looks one by one. Of more it reads all entries, in id order.
+#: Up to so many names in the group, a search for a state looks at one after another. With more it reads all entries.
 NAMES_ONE_BY_ONE = 64
 #: Most reads of one page, when messages become pending in the meantime.
 TRIES = 3

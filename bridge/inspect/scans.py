@@ -165,8 +165,8 @@ def newest_in_stream(redis: Redis, keys: LaneKeys, ticket: bytes, up_to: str) ->
 
 def newest_in_history(redis: Redis, keys: LaneKeys, ticket: str) -> tuple[str, What] | None:
     """The newest message of the ticket of which the history has the last row, and what that says: done messages leave
-    the stream. None: the search found none within its bound, or there is no history. Of the newest entry that ends a
-    message of the ticket, the message with the largest id counts.
+    the stream. None: the search found none within its bound, or there is no history. If the newest
+    entry with such rows ends several messages of the ticket, it is the one with the largest id.
     """
     pages = _Pages()
     # An entry without this text has no row of the ticket, and need not be parsed.

@@ -102,7 +102,7 @@ class Unread:
 
 
 def read_unread(redis: Redis, app: Celery) -> list[Unread]:
-    """Those of the app's stream and of its older versions. Raises redis errors."""
+    """Unread messages of the app's stream and of its older versions. Raises redis errors."""
     layout, older = app.bridge.layout, [version.stream for version in app.bridge.follows]
     return [
         Unread(unread.stream, unread.entries, advice_on(unread, stream, layout))

@@ -1,6 +1,6 @@
 """Pushes the recurring messages of an app (``bridge_schedule``), each tick once, whichever master leads.
 
-A master that leads a lane of the app does this on a thread of its own. Of several such masters one pushes: the leader
+A master that leads a lane of the app does this on a thread of its own. One of several such masters pushes: the leader
 of the first lane that has one, in the order of subscriptions and partitions. The script that pushes compares that, and
 the last tick that is stored (``routing/lua/tick.lua``). So a tick that a master pushed before it died is not pushed
 again, and one that it did not push is pushed by the next leader.
@@ -146,7 +146,7 @@ class Schedule:
                 return RETRY_S
             self._token = pusher.token
         elif now_ms() < self._turned_ms:
-            # The clock was set back. What was to come next may be far away now.
+            # The clock was set back. The next ticks may be far away now.
             for place in self._places.values():
                 place.learn(place.stored, place.last, now_ms())
         self._turned_ms = now_ms()
@@ -209,7 +209,8 @@ class Schedule:
             self._layout = found.layout or self._layout
             place.next_ms = now_ms + int(RETRY_S * 1000) * (found.layout is None)
         else:
-            # Another master pushes it. What it stored says when the next one is; until then it may not have come to it.
+            # Another master pushes it. What that one stored says when the next tick is. It may be late, so this master
+            # does not ask again at once.
             stored = read_ticks(redis, self._stream, self._app).get(entry.name)
             place.learn(stored, stored, now_ms)
             place.next_ms = max(place.next_ms, now_ms + int(RETRY_S * 1000))

@@ -226,7 +226,7 @@ class Sleepers:
             self._glance(lane, check=True)
 
     def _question(self) -> Sequence[Any]:
-        """The blocking read. Of a stream with several lanes, from where the lane is that has read least."""
+        """The blocking read. Where several lanes have one stream, it begins at the lane that has read least."""
         since: dict[str, str] = {}
         for place in self._places.values():
             for key, id_ in ((place.stream, place.read_to), (place.outcomes, place.last_outcome)):

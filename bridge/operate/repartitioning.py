@@ -130,7 +130,7 @@ def clear(redis: Redis, stream: str, layout: Layout) -> str:
         # Somebody may have deleted the stream by hand. The keys of its lanes still exist.
         found = [LaneKeys(one, group).about for group in sorted(groups)]
         try:
-            # Of a stream that was not split, the key is that of the whole stream.
+            # States stay. Where the stream was not split, their key is that of the whole stream.
             homes = [LaneKeys(stream, group).state_home for group in sorted(groups)]
             LanesOfStream(redis, one, found, letters=False).delete(keep=homes)
         except StillUsed as exc:

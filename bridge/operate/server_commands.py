@@ -27,7 +27,7 @@ def refuse_without_commands(redis: Redis, role: Role) -> None:
         found: Any = redis.execute_command("COMMAND INFO", *needed)
     except (ResponseError, *UNAVAILABLE):
         return
-    # What stands between may answer as it likes.
+    # A proxy before the server may answer with anything.
     answered = found if isinstance(found, list) and len(found) == len(needed) else [()] * len(needed)
     missing = [name.upper() for name, facts in zip(needed, answered, strict=True) if facts is None]
     if missing:

@@ -70,7 +70,7 @@ class Part:
 def parts_of(
     messages: Iterable[Row], max_payload: int, options: Mapping[str, Any] = NONE, past: Past = Past.REFUSED
 ) -> tuple[list[Part], int]:
-    """The parts of ``messages``, and the number of messages. ``options``: of those that have none of their own.
+    """The parts of ``messages``, and the number of messages. ``options``: for messages without options of their own.
 
     Raises `PayloadError` for the first message that cannot be sent. The error names its position, from 0.
     """

@@ -39,7 +39,7 @@ _OUTCOMES = EntryKind.OUTCOMES.value.encode()
 _KINDS: dict[bytes, EntryKind] = {kind.value.encode(): kind for kind in EntryKind}
 
 
-#: Of a count in a notice.
+#: Most digits of a count in a notice.
 MOST_DIGITS = 9
 
 

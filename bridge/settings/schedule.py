@@ -165,7 +165,7 @@ class Crontab:
         found: int | None = None
         while found is None or at < shown:
             at = self._next_on_the_clock(at)
-            # Of a time that the end of summer time repeats, this is the first one.
+            # At the end of summer time an hour comes twice. This is the first of the two times.
             tick = int(at.replace(tzinfo=self._zone).timestamp()) * 1000
             if tick > at_ms and (found is None or tick < found):
                 found = tick

@@ -7,7 +7,7 @@
 -- Returns: a list with a code for each message: 'OK'; 'AGAIN': the same outcome was written before; 'CHANGED': another
 --          outcome was written before; 'STALE': the fence is not the current one; 'UNKNOWN': the incarnation was not
 --          given this message, or has acknowledged it long ago; 'LATE': a lease is over. Only 'OK' wrote an outcome.
--- Of the acknowledged messages those are remembered that were acknowledged last. One with a low fence may be the last.
+-- It remembers the messages that were acknowledged last, which need not be those with the highest fences.
 -- Keeps: I4, I5. Bound: O(messages times lanes + messages given and remembered).
 
 local codes = {}

@@ -117,7 +117,7 @@ if size > 0 then
     contested[ARGV[i]] = true
   end
   for o = 0, older - 1 do
-    -- What the older leader has read, the caller knows. So only what came later is looked at, and that is little.
+    -- The caller knows what the older leader has read. So this looks only at entries that came later: they are few.
     local place = chain + 2 * o
     if (redis.call('GET', KEYS[place + 1]) or '') ~= ARGV[older_at + 2 * o + 1] then
       return {'OLDER', KEYS[place + 2]}

@@ -74,7 +74,7 @@ class ArchivePlace:
     def claim(self, stream: str, group: str, tables: list[str], *, database: int) -> None:
         """Makes this the archive of one lane.
 
-        Of the server's address only the number of the database is kept: the rest may change. Raises
+        Only the number of the database is kept of the server's address: the rest may change. Raises
         ``ConfigurationError`` when the folder belongs to another lane, or when a table has files but no checkpoint: all
         would be archived a second time.
         """

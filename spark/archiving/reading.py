@@ -89,7 +89,7 @@ def _bound(option: str, text: str | None, *, after: bool) -> tuple[int, int] | N
 
 
 def id_numbers(message_id: Column) -> tuple[Column, Column]:
-    """The two numbers of an id. Compared as numbers, they have the order of ids."""
+    """The two numbers of an id. Ids are in the order of these numbers, and not in that of their texts."""
     from pyspark.sql import functions as fn
 
     ms = fn.substring_index(message_id, "-", 1)

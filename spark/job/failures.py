@@ -1,8 +1,8 @@
 """Turns the errors that Spark raises into one line that a user can act on.
 
 An error of a task or of the data source arrives as text, inside a longer text of Java's. The project's own errors are
-found there by their class names. Of all other errors the first cause is kept: the end of the first Python traceback,
-else Java's innermost cause, else the first line.
+found there by their class names. All other errors are shown by their first cause: the end of the first Python
+traceback, else Java's innermost cause, else the first line.
 """
 
 from __future__ import annotations

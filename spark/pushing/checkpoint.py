@@ -63,7 +63,7 @@ class Checkpoint:
     def claim(self, *, url: str, stream: str) -> None:
         """Makes this the checkpoint of pushes into one stream.
 
-        Of the server's address only the number of the database is kept: the rest may change. Raises
+        Only the number of the database is kept of the server's address: the rest may change. Raises
         ``ConfigurationError`` for the checkpoint of another stream.
         """
         asked = {"stream": stream, "database": database(url)}

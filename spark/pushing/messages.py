@@ -128,7 +128,7 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     """The messages of a log.
 
     The payload is a JSON object of all columns except the ticket's, the task's and the excluded ones. CSV cells, even
-    empty ones, are strings in it. Of JSON lines, Parquet and tables, null values are left out of a row's object. A
+    empty ones, are strings in it. Null values of JSON lines, Parquet and tables are left out of the object. A
     column ``MALFORMED`` is kept beside the messages.
 
     Raises ``InputError`` for a column that does not exist. The sequence is read as a whole number: as text, 10 would

@@ -34,7 +34,7 @@ def run_id_of(
     """The name of a push of these events; None if they are not made of files, since then their content is not known.
     ``below``: the path below which the names of folders are values of columns.
 
-    Reads every local file once. Of files elsewhere (HDFS, object stores), path, size and time of modification count.
+    Reads every local file once. For files elsewhere (HDFS, object stores) it takes path, size and time of modification.
     Raises ``InputError`` for a file that was removed.
     """
     files = sorted(events.inputFiles())

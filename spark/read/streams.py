@@ -1,6 +1,6 @@
 """Which streams of the server a read takes entries from.
 
-A stream that is not split is one. Of a split stream, each partition is one. The stored layout says which
+A stream that is not split is one. Each partition of a split stream is one. The stored layout says which
 (``bridge.routing.layouts``), so it is read each time a read is planned. The history and the dead letters of a group
 are streams beside each of them.
 """

@@ -74,7 +74,7 @@ def deliveries(history: DataFrame, within: Range) -> DataFrame:
 
 def due_times(entries: DataFrame) -> DataFrame:
     """When messages were to be due: ``message_id`` and ``due_us``, of those that said so. ``entries``: the archive's
-    table of messages. Of a message whose entry left its stream before it was archived, nobody knows.
+    table of messages. It lacks messages whose entries left the stream before they were archived.
     """
     return entries.filter(fn.col("due").isNotNull()).select("message_id", fn.unix_micros("due").alias("due_us"))
 

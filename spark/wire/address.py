@@ -53,7 +53,7 @@ def without_secrets(url: str) -> str:
         # The hosts follow the last @. A password may hold others.
         return f"sentinel://{without_password(url).partition('://')[2].rpartition('@')[2]}"
     try:
-        # Of other URLs, the parts could be pieces of the password.
+        # Only known schemes: the parts of another text could be pieces of the password.
         parts = parsed(url)
         if parts.scheme not in SCHEMES:
             return "a malformed URL"

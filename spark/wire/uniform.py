@@ -41,7 +41,7 @@ class UniformPage:
 
     def __init__(self, ids: pa.Array, names: Sequence[bytes], values: Sequence[pa.Array]) -> None:
         self.ids = ids
-        #: Of fields with one name the last counts.
+        #: The last one of several fields with one name counts.
         self._values = dict(zip(names, values, strict=True))
 
     def values_of(self, name: bytes) -> pa.Array:

@@ -92,7 +92,7 @@ def audit(
     older: list[tuple[LaneKeys, str]] = []
     named = {lane.settings.stream for lane in lanes}
     if target.version is None and since is None and not wanted:
-        # What is asked of one stream is not asked of the others.
+        # Each of these options is about one stream. Without them the older versions are audited, too.
         older = [
             (one.keys, f"{suffix_in(one.stream, lane.version, lane.id_suffix)} of {one.stream}")
             for lane in lanes

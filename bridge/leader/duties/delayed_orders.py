@@ -66,7 +66,7 @@ class DelayedOrders:
         return {"ok": True, "changed": [id_ for id_ in ids if id_ in {*changed}], "refused": refused}
 
     def _where(self, ids: Sequence[str]) -> list[tuple[str, bool, int | None, bool]]:
-        """Of each message: its id, whether it is delayed, until when its ticket waits for it, whether it is late."""
+        """For each message: its id, whether it is delayed, until when its ticket waits for it, whether it is late."""
         if not ids:
             return []
         keys = self._term.keys

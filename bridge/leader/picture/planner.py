@@ -218,7 +218,7 @@ class Planner:
             if length == wanted:
                 break
             if length and message.task == task and message.options is None:
-                # What holds of the first message of its task holds of this one.
+                # The checks of the first message of this task hold for this one, too.
                 if is_circuit_open:
                     break
             elif not self._may_follow(ticket, consumer, message, task, is_first=not length):
@@ -332,7 +332,7 @@ class Planner:
         return opening + self._envelopes.bundle(consumer.incarnation, consumer.queue, packed, self._limits(packed))
 
     def _own_rules(self, ticket: Ticket, message: Message) -> OwnRules | None:
-        """The options of a message that its worker goes by. Of two time limits the smaller one holds."""
+        """The options of a message that its worker goes by. The smaller one of two time limits holds."""
         options = message.options
         if options is None or not options.alone:
             return None

@@ -55,7 +55,7 @@ class Waiting:
 
     @property
     def messages(self) -> int:
-        """Known messages of these tickets. Of a spilled ticket, not all are known."""
+        """Known messages of these tickets. A spilled ticket has more, which are not in memory."""
         return sum(ticket.waiting_known for ticket in self.tickets)
 
 

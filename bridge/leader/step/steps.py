@@ -120,7 +120,7 @@ class Steps:
     def request(self, consumer: Consumer, request: WorkerRequest, batch: Batch) -> None:
         """Sends a request to a worker, through its queue."""
         if request is WorkerRequest.GIVE_BACK and not consumer.takes_bundles:
-            # What it was given, it may have begun.
+            # Such a consumer may have begun everything that it was given.
             return
         to = batch.dispatches.setdefault(consumer.name, Dispatch(consumer.name, consumer.queue))
         # The script puts a fence into every text. No message uses this fence.

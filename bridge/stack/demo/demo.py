@@ -320,7 +320,7 @@ class Demo:
 
     def _actual_states(self, tickets: list[str]) -> dict[str, dict[str, str]]:
         states: dict[str, dict[str, str]] = {}
-        # Of a split stream the states are kept under the name of the whole.
+        # The states of a split stream are kept under the name of the whole.
         keys = LaneKeys(self._stream, self._lanes[0].keys.group)
         for start in range(0, len(tickets), CHUNK):
             chunk = tickets[start : start + CHUNK]

@@ -19,7 +19,7 @@ FOLLOW_UP_S = "BRIDGE_FOLLOW_UP_S"
 EACH = 50
 #: Their numbers in the ledger, in the order in which they are due; events have 1, 2, ….
 FIRST, SECOND = -1, -2
-#: What a clock may be coarser than another one, in seconds.
+#: By how much one clock may be coarser than another, in seconds.
 COARSE_S = 0.005
 
 

@@ -83,7 +83,7 @@ class MemberStep(bootsteps.StartStopStep):
         if members is None:
             return
         for queue in ticket_queues() - members.queues:
-            # Workers of one app share its queues. What the leader sends to another one of them is not for this one.
+            # The workers of one app share its list of queues. This one must not read the ticket queues of the others.
             parent.task_consumer.cancel_by_queue(queue)
         name_queues_whole(parent, members.queues)
         # Celery forgets its timers when it reconnects.

@@ -37,7 +37,7 @@ REVOKED = "revoked"
 REVOKED_ERROR = "Revoked: revoked"
 
 
-#: What a failure becomes while a rollback is owed.
+#: The kind of a failure -> its kind while a rollback is owed.
 OWING = {Kind.FAILED: Kind.FAILED_OWING, Kind.NACKED: Kind.NACKED_OWING}
 
 

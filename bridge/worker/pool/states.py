@@ -68,7 +68,7 @@ class States:
         return keys
 
     def read(self, incarnation: str, tickets: Iterable[str]) -> dict[str, State]:
-        """Ticket -> its state. Not of all, when they are large: `read` the others one by one. Raises `LeaseOver`."""
+        """Ticket -> its state. Large states: only of the first tickets; `read` the others later. Raises `LeaseOver`."""
         names = list(tickets)
         found: dict[str, State] = {}
         size = 0
