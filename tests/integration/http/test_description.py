@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,30 +17,42 @@ from bridge.testing.nodes.node import NodeYard
 from tests.integration.http.http_port import secret_of, token_file
 from tests.integration.lanes import APP
 
-#: Seconds of a run: one for each test run, and one for `make long`.
-RUNS = [pytest.param(10, id="short"), pytest.param(300, id="long", marks=[pytest.mark.long, pytest.mark.timeout(500)])]
+#: What schemathesis is told, and more of its configuration: for each test run few examples, of a seed that draws chains
+#: of calls, and long polls that are short; for `make long` all that it has. A limit of time is not set: a busy machine
+#: would leave calls out.
+FEW = ("--phases", "fuzzing,stateful", "--max-examples", "5", "--seed", "6")
+SHORT_POLLS = """
+[[operations]]
+include-name = "GET /api/messages/next"
+parameters = { "query.wait" = 0.1 }
+"""
+RUNS = [
+    pytest.param(FEW, SHORT_POLLS, id="short"),
+    pytest.param((), "", id="long", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+]
+#: Fewest links (`bridge.http.description`, and what schemathesis concludes itself) that a run follows.
+LINKS_COVERED = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", RUNS)
-def test_schemathesis_finds_nothing(nodes: NodeYard, tmp_path: Path, seconds: int) -> None:
+@pytest.mark.parametrize(("extent", "more"), RUNS)
+def test_schemathesis_finds_nothing(nodes: NodeYard, tmp_path: Path, extent: tuple[str, ...], more: str) -> None:
     port = free_port()
     tokens = token_file(tmp_path, {"name": "all", "verbs": ["*"]})
     arguments = ("--http", f"{HOST}:{port}", "--http-tokens", str(tokens))
     master = nodes.master("m1", app=APP, arguments=arguments, ready_text="leading")
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(Path(__file__).with_name("schemathesis.toml").read_text("utf-8") + more, "utf-8")
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("schemathesis")),
             "--config-file",
-            str(Path(__file__).with_name("schemathesis.toml")),
+            str(config),
             "run",
             f"http://{HOST}:{port}/api/openapi.json",
             "--header",
             f"Authorization: Bearer {secret_of('all')}",
-            "--max-time",
-            str(seconds),
-            "--max-examples",
-            str(seconds),
+            *extent,
             "--request-timeout",
             "60",
             "--warnings",
@@ -51,10 +64,15 @@ def test_schemathesis_finds_nothing(nodes: NodeYard, tmp_path: Path, seconds: in
         capture_output=True,
         text=True,
         check=False,
-        timeout=seconds * 2 + 200,
+        timeout=840 if extent == () else 200,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "No issues found" in done.stdout, done.stdout
+    operations = sum(len(methods) for methods in describe().openapi()["paths"].values())
+    assert f"Tested: {operations}\n" in done.stdout, done.stdout
+    links = re.search(r"API Links: +(\d+) covered", done.stdout)
+    assert links is not None, done.stdout
+    assert int(links[1]) >= LINKS_COVERED, done.stdout
     assert "Traceback" not in master.logs()
 
 
