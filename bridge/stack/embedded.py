@@ -226,7 +226,7 @@ class EmbeddedServer:
             raise
 
     def _lock(self) -> int:
-        """Locks the data folder. The server inherits the file, so the lock lasts as long as it, whoever is killed.
+        """Locks the data folder. The server inherits the file, so the lock lasts as long as the server.
 
         Two servers would write one append-only file, and lose what the other one was told.
         """
