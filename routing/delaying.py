@@ -56,7 +56,7 @@ def move_due(
     reply = _MOVE_DUE.run(client, names_of_keys, args)
     if code_for_leader(reply[0], keys) is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    return Moved(_entries(reply), int(reply[1]) if reply[1] else None, int(reply[2]))
+    return Moved(_entries(reply), int(float(reply[1])) if reply[1] else None, int(reply[2]))
 
 
 def _entries(flat: list[Any]) -> list[Any]:

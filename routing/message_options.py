@@ -28,6 +28,8 @@ BESIDE_PAYLOAD = frozenset({b"max_attempts", b"timeout", b"expires", b"priority"
 NAMES = ALWAYS | BESIDE_PAYLOAD
 #: Furthest that ``due`` may be after the message was added, in ms: 100 years.
 FURTHEST_MS = 100 * 36525 * 864_000
+#: The latest time of all, Unix ms: a sorted set counts no further without gaps. A producer may choose an id beyond it.
+LATEST_MS = 2**53
 #: The largest number of attempts, the longest time limit (in ms: 366 days) and the highest priority.
 MOST_ATTEMPTS = 1000
 LONGEST_TIMEOUT_MS = 366 * 86_400_000
@@ -98,7 +100,7 @@ def read_options(id_ms: int, fields: Sequence[bytes], *, has_payload: bool) -> M
         hold,
         _number(found, b"max_attempts", 1, MOST_ATTEMPTS),
         _number(found, b"timeout", 1, LONGEST_TIMEOUT_MS),
-        _number(found, b"expires", 0, id_ms + FURTHEST_MS),
+        _number(found, b"expires", 0, min(id_ms + FURTHEST_MS, LATEST_MS)),
         _number(found, b"priority", 0, HIGHEST_PRIORITY) or 0,
     )
     return None if options == _NONE else options
@@ -136,4 +138,6 @@ def _due(id_ms: int, found: dict[bytes, bytes]) -> tuple[int, bool]:
     due_ms = int(text)
     if due_ms > id_ms + FURTHEST_MS:
         raise BadOptionError("due is more than 100 years after the message was added", is_due=True)
+    if due_ms > LATEST_MS:
+        raise BadOptionError(f"due is later than {LATEST_MS} ms since 1970", is_due=True)
     return (due_ms, hold is not None) if due_ms > id_ms else (0, False)

@@ -27,14 +27,13 @@ from typing import Any, ClassVar, Self
 import orjson
 
 from bridge.protocol.outcomes import is_id
+from bridge.routing.message_options import LATEST_MS
 from bridge.routing.messages import MAX_TICKET_BYTES
 
 #: Most characters of a reason that a ticket's record keeps. A command sends at most 200; this bounds other senders.
 REASON_CHARS = 500
 #: Most messages of one order about delayed ones.
 DELAYED_IDS = 500
-#: The latest time that a message may be due, Unix ms: a sorted set counts no further without gaps.
-LATEST_MS = 2**53
 #: The reason of an order that gives none.
 PARKED_BY = "parked by an operator"
 

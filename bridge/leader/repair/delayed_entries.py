@@ -15,6 +15,7 @@ from bridge.leader.stream.delay_sets import due_times, ids_in
 from bridge.leader.stream.pending import PAGE
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key, member_of
+from bridge.routing.message_options import LATEST_MS
 from bridge.routing.messages import Refusal, Refused
 
 if TYPE_CHECKING:
@@ -71,6 +72,6 @@ class DelayedEntries:
         batch = Batch()
         for message in read_messages(self._term, [("", id_) for id_ in ids if id_ not in known]):
             due_ms = message.options.due_ms if message.options is not None else 0
-            self._lane.delay(message, due_ms or id_key(message.id)[0], batch)
+            self._lane.delay(message, due_ms or min(id_key(message.id)[0], LATEST_MS), batch)
         if batch:
             self._steps.advance(batch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from bridge.routing.ids import first_id_from, id_key, id_of_member, late_place, member_of, place_after
-from bridge.routing.message_options import FURTHEST_MS, MessageOptions
+from bridge.routing.ids import LAST_SEQUENCE, first_id_from, id_key, id_of_member, late_place, member_of, place_after
+from bridge.routing.message_options import FURTHEST_MS, LATEST_MS, MessageOptions
 from bridge.routing.messages import EntryParser, LeftOut, Message, Refusal, Refused
 
 PARSER = EntryParser(default_task="shop.task", max_payload=1000, known_tasks=["shop.task"])
@@ -70,6 +72,23 @@ def test_a_bad_due_time_is_refused(fields: list[bytes], payload: bool) -> None:
 
 def test_the_furthest_due_time_is_accepted() -> None:
     assert message(b"due", b"%d" % (1000 + FURTHEST_MS)).options is not None
+
+
+@given(st.integers(1, LAST_SEQUENCE), st.integers(1, FURTHEST_MS + 2))
+@example(18446744073709551000, 700)
+@example(LATEST_MS - 5, 5)
+@example(LATEST_MS - 5, 6)
+def test_whatever_id_a_producer_chose_all_times_are_numbers_that_can_be_kept(id_ms: int, later_ms: int) -> None:
+    when = b"%d" % (id_ms + later_ms)
+    for name, refused in ((b"due", Refused.BAD_DUE), (b"expires", Refused.BAD_OPTION)):
+        found = parsed(name, when, id_=f"{id_ms}-0")
+        if isinstance(found, Message):
+            assert id_ms + later_ms <= LATEST_MS
+            assert later_ms <= FURTHEST_MS
+        else:
+            assert isinstance(found, Refusal)
+            assert found.reason is refused
+            assert later_ms > FURTHEST_MS or id_ms + later_ms > LATEST_MS
 
 
 @pytest.mark.parametrize("payload", [True, False])
