@@ -44,10 +44,11 @@ class DelayedOrders:
                 refused.append((id_, f"message {id_} is not delayed"))
             elif is_delayed:
                 delayed.append(id_)
-            elif held_ms is not None and held_ms > now_ms and not self._lane.has_begun(id_):
-                holding.append(id_)
             elif id_ in self._lane.in_flight or self._lane.has_begun(id_):
+                # Also one that is not due, after the server's clock was set back.
                 refused.append((id_, f"message {id_} has begun"))
+            elif held_ms is not None and held_ms > now_ms:
+                holding.append(id_)
             elif is_late or held_ms is not None:
                 refused.append((id_, f"message {id_} is due, and waits for its turn"))
             else:
@@ -103,6 +104,8 @@ class DelayedOrders:
         lane.touch(ticket, batch)
         if is_first:
             lane.end_hold(ticket)
+        elif due_ms is None:
+            lane.resting.forget(ticket, message.id)
         if at is not None:
             here = ticket.waiting[at]
             if due_ms is None:

@@ -61,6 +61,12 @@ class Resting:
         """The known ids of the messages of a resting ticket."""
         return [ticket.front_id, *self._later.get(ticket, ())]
 
+    def forget(self, ticket: Ticket, id_: str) -> None:
+        """A later message of ``ticket`` is at its end."""
+        later = self._later.get(ticket)
+        if later is not None and id_ in later:
+            later.remove(id_)
+
     def wake(self, ticket: Ticket) -> bool:
         """The backoff of ``ticket`` is over. Returns whether it rested: then its oldest message must be read first."""
         if not self.rests(ticket):

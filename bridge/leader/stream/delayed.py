@@ -128,9 +128,11 @@ class Delayed:
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def run(self, batch: Batch) -> None:
-        """Moves what is due."""
+        """Moves what is due. Nothing in a step with operators' orders: such an order may have cancelled or rescheduled
+        it, which is not in Redis yet.
+        """
         lane, due = self._lane, self._lane.next_due_ms
-        if due is None or lane.behind or lane.has_enough_late:
+        if due is None or lane.behind or lane.has_enough_late or batch.orders:
             return
         if due >= max(self._now_ms, min(lane.read_to[0], self._now_ms + AHEAD_MS)):
             return
@@ -146,8 +148,8 @@ class Delayed:
         # Fresh messages wait for the turn of the loop.
         most = SLICE if lane.fresh.hurries else max(SLICE, ENOUGH_MESSAGES - lane.held)
         count = max(1, min(MOST, settings.window - lane.held, most))
-        # What this step delays or reschedules is not in Redis yet. What is due later comes after it.
-        coming = [int(due) for due in (*batch.delayed[::2], *batch.rescheduled[::2])]
+        # What this step delays is not in Redis yet. What is due later comes after it.
+        coming = [int(due) for due in batch.delayed[::2]]
         moved = self._move_some(count, lane.read_to, coming)
         lane.next_due_ms = min([*coming, *([] if moved.next_ms is None else [moved.next_ms])], default=None)
         for entry in moved.entries:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import Kind
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_text
@@ -244,3 +248,67 @@ def test_a_newer_version_waits_for_a_message_of_the_older_one_from_when_it_is_mo
     chain.dispatch(0, first)
     chain.done(0, first)
     assert chain.ready(1) == ["T"]
+
+
+# -- orders about delayed messages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["cancel", "reschedule"])
+def test_what_an_order_changed_is_not_moved_in_the_same_step(act: str) -> None:
+    # Given an order that is read when its message is due: an order is behind a slow command, say
+    world = begin()
+    id_ = world.push_delayed("T", world.now + 1000)
+    world.read()
+    world.now += 1000
+    later_ms = world.now + 60_000
+    ordered = {"do": "delayed", "act": act, "ids": [id_]} | ({"due_ms": later_ms} if act == "reschedule" else {})
+    batch = Batch()
+    with world.patched():
+        world.operator_orders._take(Notice("1-1", EntryKind.ORDER, "order", orjson.dumps(ordered), ()), batch)
+    assert world.operator_orders._answers.pop()[1]["changed"] == [id_]
+    world.now += 1
+    world.move_due(batch)
+    batch.orders.clear()  # the store knows no entries of orders
+    world.advance(batch)
+    # Then it does not run
+    assert not world.running()
+    pass_ms(world, 1)
+    assert not world.running()
+    assert [*world.store.acknowledged] == ([id_] if act == "cancel" else [])
+    if act == "reschedule":
+        pass_ms(world, 60_000)
+        assert work_off(world) == [id_]
+
+
+@given(st.integers(1, 20), st.sets(st.integers(0, 19)), st.booleans(), st.booleans())
+def test_what_was_cancelled_does_not_come_back_when_its_ticket_is_parked(
+    count: int, cancelled: set[int], by_park: bool, taken_over: bool
+) -> None:
+    # Given a ticket that waits for several messages
+    world = begin()
+    held = [world.push_delayed("T", world.now + 60_000, hold=True) for _ in range(count)]
+    world.read()
+    gone = [held[n] for n in sorted(cancelled) if n < count]
+    if gone:
+        assert world.order(do="delayed", act="cancel", ids=gone)["changed"] == gone
+    if taken_over:
+        world.rebuild()
+    if by_park:
+        world.order(do="park", ticket="T")
+        world.check()
+        world.order(do="release", ticket="T")
+    world.check()
+    pass_ms(world, 60_001)
+    assert work_off(world) == [id_ for id_ in held if id_ not in gone]
+
+
+def test_what_is_in_flight_is_not_cancelled_after_the_clock_of_the_server_was_set_back() -> None:
+    world = begin()
+    id_ = world.push_delayed("T", world.now + 1000, hold=True)
+    world.read()
+    pass_ms(world, 1001)
+    assert world.running()
+    world.clock.server_ms = lambda: world.now - 3_600_000
+    answer = world.order(do="delayed", act="cancel", ids=[id_])
+    assert answer == {"ok": True, "changed": [], "refused": [(id_, f"message {id_} has begun")]}
+    assert next_outcome(world, Kind.DONE) == id_
