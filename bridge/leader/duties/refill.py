@@ -227,8 +227,8 @@ class Refill:
         for refusal in refusals:
             if refusal.id in known:
                 continue
-            batch.over.append(member_of(refusal.id))
             if isinstance(refusal, LeftOut):
+                batch.over.append(member_of(refusal.id))
                 self._lane.leave_out(refusal.id, batch)
             else:
                 self._lane.refuse(refusal, batch)

@@ -277,6 +277,8 @@ class Lane(TicketRecords):
         """Makes an entry that can never be processed a dead letter at once. Its ticket does not wait for it."""
         batch.dead.append(dead_letters.refused(refusal, at_ms=self.now_ms()))
         batch.acknowledged.append(refusal.id)
+        # It may have been delayed before its entry was deleted, or the lane's settings were changed.
+        batch.over.append(member_of(refusal.id))
         batch.count("dead")
         if self._historical:
             batch.history.append(row(refusal.id, What.REFUSED))
@@ -284,6 +286,9 @@ class Lane(TicketRecords):
     def leave_out(self, id_: str, batch: Batch) -> None:
         """Acknowledges a message that the lane does not want. Its ticket does not wait for it."""
         batch.acknowledged.append(id_)
+        if self.behind:
+            # An earlier leader wanted it, and may have delayed it.
+            batch.over.append(member_of(id_))
         batch.count("left_out")
         if self._historical:
             batch.history.append(row(id_, What.LEFT_OUT))

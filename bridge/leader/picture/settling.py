@@ -112,7 +112,7 @@ class Settling:
             self._measure(message.task, outcome.service_ms)
         if self._breakers.circuits:
             self._breakers.succeeded(message.task)
-        if message.options is not None and message.options.due_ms:
+        if (message.options is not None and message.options.due_ms) or not message.payload:
             batch.over.append(member_of(message.id))
         batch.acknowledged.append(message.id)
         dropped = outcome.kind is Kind.DROPPED

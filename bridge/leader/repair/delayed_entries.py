@@ -14,7 +14,7 @@ from bridge.leader.stream.by_id import read_messages
 from bridge.leader.stream.delay_sets import due_times, ids_in
 from bridge.leader.stream.pending import PAGE
 from bridge.routing.batch import Batch
-from bridge.routing.ids import id_key, member_of
+from bridge.routing.ids import id_key
 from bridge.routing.message_options import LATEST_MS
 from bridge.routing.messages import Refusal, Refused
 
@@ -64,7 +64,6 @@ class DelayedEntries:
         for id_, found in zip(ids, replies, strict=True):
             if not found:
                 self._lane.refuse(Refusal(id_, Refused.TRIMMED, "", ()), batch)
-                batch.over.append(member_of(id_))
         self._steps.advance(batch)
 
     def _delay_again(self, ids: Sequence[str]) -> None:

@@ -96,8 +96,8 @@ class Reading:
                 self._lane.take_late(found, batch, moved=True)
                 return
             # Its entry was deleted, or the lane's settings are others than when it was read.
-            batch.over.append(member_of(id_))
             if isinstance(found, LeftOut):
+                batch.over.append(member_of(id_))
                 self._lane.leave_out(id_, batch)
             else:
                 self._lane.refuse(found, batch)

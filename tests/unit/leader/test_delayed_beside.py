@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.protocol.outcome_entries import EntryKind, Notice
@@ -14,8 +15,8 @@ from bridge.protocol.outcomes import Kind
 from bridge.routing.batch import Batch
 from bridge.routing.ids import id_text
 from bridge.routing.message_options import MessageOptions
-from bridge.routing.messages import Message
-from tests.unit.leader.lane_world import LaneWorld
+from bridge.routing.messages import EntryParser, Message
+from tests.unit.leader.lane_world import TASKS, LaneWorld
 from tests.unit.leader.test_chain import Chain
 from tests.unit.leader.test_lane_parking import next_outcome
 
@@ -312,3 +313,43 @@ def test_what_is_in_flight_is_not_cancelled_after_the_clock_of_the_server_was_se
     answer = world.order(do="delayed", act="cancel", ids=[id_])
     assert answer == {"ok": True, "changed": [], "refused": [(id_, f"message {id_} has begun")]}
     assert next_outcome(world, Kind.DONE) == id_
+
+
+# -- messages that can not be handled any more -------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 2000), st.integers(0, 1), st.integers(0, 3)), max_size=6),
+    st.sampled_from([0, 900, 2500]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_nothing_of_a_delayed_message_stays_that_was_deleted_or_is_not_wanted_any_more(
+    pushed: list[tuple[bool, int, int, int]], passed_ms: int, parked: bool, elsewhere: bool
+) -> None:
+    world = LaneWorld(clocked=True, bundle_ms=0.0)
+    ids = [world.push_delayed(f"T{t}", world.now + 1 + due, hold=hold) for hold, due, t, _ in pushed]
+    world.read()
+    if parked:
+        world.order(do="park", ticket="T0")
+    pass_ms(world, passed_ms)
+    for id_, (*_, fate) in zip(ids, pushed, strict=True):
+        if fate == 0:
+            world.store.entries[id_] = []
+        elif fate == 1:
+            world.store.entries[id_][3] = b"elsewhere"
+    if elsewhere:
+        # A subscription leaves such a message out; without others it is refused.
+        world.parser = EntryParser(default_task=None, max_payload=1000, known_tasks=[*TASKS], elsewhere=["elsewhere"])
+    world.rebuild()
+    world.join("w1@h", 1)
+    if parked:
+        world.order(do="release", ticket="T0")
+    for _ in range(5):
+        pass_ms(world, 1000)
+    while running := world.running():
+        with patch.object(world, "task_of", lambda _id: "short"):
+            world.step([world.outcome(*one, Kind.DONE) for one in running])
+        pass_ms(world, 1000)
+    assert [*world.store.pending, *world.store.late, *world.store.delayed, *world.store.holding] == []
