@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Path, Query, Response
+from pydantic import AfterValidator
 
 from bridge.app.finding import reach_lanes
 from bridge.app.lanes import newest_lanes_of, subscriptions_of
@@ -34,6 +35,7 @@ from bridge.inspect.subscriptions import read_subscriptions
 from bridge.inspect.versions import find_ticket
 from bridge.producer.message_bytes import ticket_bytes
 from bridge.routing.errors import InputError
+from bridge.routing.ids import can_be_id
 from bridge.routing.partitions import stream_id
 
 if TYPE_CHECKING:
@@ -64,11 +66,20 @@ DELAYED_PLACE = r"^[0-9]{1,16}:" + MESSAGE_ID.removeprefix("^")
 _threads = ThreadPoolExecutor(THREADS, "bridge-http-view")
 _waiting = 0
 
+
+def _id_of_a_server(value: str | None) -> str | None:
+    if value is not None and not can_be_id(stream_id(value)):
+        raise ValueError("each half of an id has 64 bits at most")
+    return value
+
+
 Subscription = Annotated[
     str | None,
     Query(min_length=1, max_length=512, description="The subscription. Needed when the app has several."),
 ]
-PageEnd = Annotated[str | None, Query(pattern=MESSAGE_ID, description="`next` of the page before.")]
+PageEnd = Annotated[
+    str | None, Query(pattern=MESSAGE_ID, description="`next` of the page before."), AfterValidator(_id_of_a_server)
+]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="Most rows of the answer.")]
 TicketFilter = Annotated[str | None, Query(min_length=1, max_length=512, description="Only of this ticket.")]
 DOCUMENT: dict[str, Any] = {"content": {JSON: {"schema": {"type": "object"}}}}

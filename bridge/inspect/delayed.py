@@ -17,10 +17,9 @@ import orjson
 
 from bridge.inspect.page import Page, page_of
 from bridge.inspect.scans import IDS_KEPT, LIMIT, Scan
-from bridge.protocol.outcomes import is_id
 from bridge.routing.errors import InputError
 from bridge.routing.groups import group_in
-from bridge.routing.ids import id_key, id_of_member, member_of
+from bridge.routing.ids import can_be_id, id_key, id_of_member, member_of
 from bridge.routing.message_options import BadOptionError, read_options
 from bridge.routing.messages import payload_of_fields
 from bridge.routing.partitions import stream_id
@@ -232,7 +231,7 @@ def find_delayed(redis: Redis, lane: AppLane, message_id: str) -> DelayedMessage
     """
     keys, id_ = lane.settings.keys, stream_id(message_id)
     shown = printable(message_id)
-    if not is_id(id_):
+    if not can_be_id(id_):
         raise InputError(f"{shown} is no message id")
     member = member_of(id_)
     with redis.pipeline(transaction=True) as pipe:

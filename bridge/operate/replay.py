@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.dead_letters import newest_first, select
 from bridge.operate.orders import give
-from bridge.protocol.dead_letters import Letter
+from bridge.protocol.dead_letters import NAMES_NONE, Letter
 from bridge.protocol.orders import Replay
 from bridge.routing.errors import InputError
-from bridge.routing.ids import id_key
+from bridge.routing.ids import can_be_id, id_key
 from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import LEFT_OUT_NOW, EntryParser, LeftOut, Refusal
 from bridge.routing.text import printable
@@ -94,12 +94,15 @@ def check_replay(
     newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
     for some in _pages(letters, ENTRIES):
         with redis.pipeline(transaction=False) as pipe:
-            for letter in some:
+            named = [letter for letter in some if can_be_id(letter.message_id)]
+            for letter in named:
                 pipe.execute_command("XRANGE", keys.stream, letter.message_id, letter.message_id)
-            entries = pipe.execute()
-        for letter, entry in zip(some, entries, strict=True):
-            why = None
-            if newest[letter.message_id] != letter.id:
+            entries = dict(zip((letter.id for letter in named), pipe.execute(), strict=True))
+        for letter in some:
+            why, entry = None, entries.get(letter.id)
+            if entry is None:
+                why = NAMES_NONE
+            elif newest[letter.message_id] != letter.id:
                 why = f"its message has a newer letter, {newest[letter.message_id]}"
             elif not entry:
                 why = "its entry has left the stream: push the message again"

@@ -28,6 +28,8 @@ LETTER_BYTES = 64 * 1024
 LETTER_ARGUMENTS = 5000
 #: Most digits of a number: of a fence, in microseconds since 1970.
 DIGITS = 18
+#: Why a letter that somebody wrote by hand is not replayed.
+NAMES_NONE = "it names no message"
 
 _FIELD = b"field:"
 

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 
 import orjson
 
-from bridge.protocol.outcomes import is_id
+from bridge.routing.ids import can_be_id
 from bridge.routing.message_options import LATEST_MS
 from bridge.routing.messages import MAX_TICKET_BYTES
 
@@ -186,12 +186,12 @@ def _ticket(value: Any) -> str:
 
 
 def _message(value: Any) -> str:
-    if not (isinstance(value, str) and is_id(value)):
+    if not (isinstance(value, str) and can_be_id(value)):
         raise ValueError("the name of a message is not an id")
     return value
 
 
 def _letter(value: Any) -> str:
-    if not (isinstance(value, str) and is_id(value)):
+    if not (isinstance(value, str) and can_be_id(value)):
         raise ValueError("the name of a dead letter is not an id")
     return value

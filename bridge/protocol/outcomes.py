@@ -101,11 +101,6 @@ class Outcome:
         return orjson.dumps([*row, self.kind.value] if dropped else row)
 
 
-def is_id(text: str) -> bool:
-    """Whether ``text`` is the id of an entry."""
-    return _ID.fullmatch(text) is not None
-
-
 def _printable(text: str) -> str:
     # An exception's text may hold lone surrogates, which are no UTF-8.
     return text.encode(errors="replace").decode()

@@ -20,15 +20,14 @@ from redis.exceptions import ResponseError
 
 from bridge.leader.duties.delayed_orders import DelayedOrders
 from bridge.leader.picture.pieces import Consumer, Ticket
-from bridge.protocol.dead_letters import read_letter
+from bridge.protocol.dead_letters import NAMES_NONE, read_letter
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.names import WorkerRequest
 from bridge.protocol.orders import ChangeDelayed, Drain, Order, Park, Release, Replay, Resume, Transfer, read_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
-from bridge.protocol.outcomes import is_id
 from bridge.routing.batch import Batch
 from bridge.routing.history import What, row
-from bridge.routing.ids import id_key
+from bridge.routing.ids import can_be_id, id_key
 from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import LEFT_OUT_NOW, LeftOut, Message
 from bridge.routing.text import one_line
@@ -46,6 +45,8 @@ logger = get_logger(__name__)
 
 #: How long an answer is kept for the operator, in seconds.
 ANSWER_KEPT_S = 60
+#: Why a message is not replayed.
+NOT_DEAD = "it is not dead: it waits or runs"
 
 Answer = dict[str, Any]
 
@@ -85,7 +86,9 @@ class OperatorOrders:
             answer = self._known[type(order)](order, batch)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             answer = {"error": f"this master does not understand the order: {exc!r}"}
-        logger.info("order %s: %s", one_line(text.decode(errors="replace")), answer)
+        # An answer about hundreds of messages names each of them.
+        said = {name: len(value) if isinstance(value, list) else value for name, value in answer.items()}
+        logger.info("order %s: %s", one_line(text.decode(errors="replace")), one_line(str(said)))
         self._answers.append((order_id, answer))
 
     def _take(self, notice: Notice, batch: Batch) -> None:
@@ -209,14 +212,17 @@ class OperatorOrders:
             subject = self._subject(letter_id)
             if subject is None:
                 refused.append((letter_id, "there is no such dead letter"))
-            elif is_id(subject[0]):
+            elif can_be_id(subject[0]):
                 named.append((letter_id, *subject))
             else:
-                refused.append((letter_id, "it names no message"))
+                refused.append((letter_id, NAMES_NONE))
         replayed: list[str] = []
         # Read one message at a time: each may be large.
         for letter_id, message_id, due_ms in sorted(named, key=lambda one: id_key(one[1])):
             message = self._dead_message(message_id)
+            if isinstance(message, Message) and message.id in batch.given_back:
+                # By another order in the same step. A parked ticket does not know its messages.
+                message = NOT_DEAD
             if not isinstance(message, Message):
                 refused.append((letter_id, message))
                 continue
@@ -242,7 +248,8 @@ class OperatorOrders:
         entry = self._term.wire.call("XRANGE", self._keys.stream, id_, id_)
         if not entry:
             return "its entry has left the stream, so it cannot take its place again; push it again"
-        message = self._term.parser.parse(id_, entry[0][1])
+        # A letter that was written by hand may have it with zeros before it.
+        message = self._term.parser.parse(entry[0][0].decode(), entry[0][1])
         if isinstance(message, LeftOut):
             return LEFT_OUT_NOW
         if not isinstance(message, Message):
@@ -250,7 +257,7 @@ class OperatorOrders:
         lane = self._lane
         ticket = lane.tickets.get(message.ticket)
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
-            return "it is not dead: it waits or runs"
+            return NOT_DEAD
         if message.options is not None and message.options.has_expired(lane.now_ms()):
             return HAS_EXPIRED
         return message

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from bridge.operate.replay import check_replay
-from bridge.protocol.dead_letters import read_letter
+from bridge.protocol.dead_letters import NAMES_NONE, read_letter
 from bridge.routing.keys import LaneKeys
 from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import EntryParser
@@ -36,3 +36,15 @@ def test_an_expired_message_is_told_and_other_options_are_no_hindrance() -> None
         # Beside no payload it is a part of it.
         [b"ticket_id", b"T", b"expires", b"1"],
     ) == [HAS_EXPIRED, None, None]
+
+
+def test_a_letter_that_names_no_id_hinders_no_other_letter() -> None:
+    redis: Any = MagicMock()
+    pipe = redis.pipeline.return_value.__enter__.return_value
+    pipe.execute.return_value = [[(b"1-0", [b"ticket_id", b"T", b"payload", b"1"])]]
+    named = [b"", b"x", b"%d-0" % 2**64, b"1-0", b"5"]
+    letters = [read_letter(b"%d-1" % (number + 1), [b"message_id", id_]) for number, id_ in enumerate(named)]
+    parser = EntryParser(default_task="t", max_payload=100, known_tasks=frozenset({"t"}))
+    found = [result.why for result in check_replay(redis, KEYS, letters, parser)]
+    assert found == [NAMES_NONE, NAMES_NONE, NAMES_NONE, None, NAMES_NONE]
+    assert [call.args[2] for call in pipe.execute_command.call_args_list] == ["1-0"]

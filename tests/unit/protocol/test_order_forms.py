@@ -72,6 +72,9 @@ def test_an_order_may_say_less_and_its_reason_is_bounded() -> None:
         *({"do": "delayed", "act": "reschedule", "ids": ["1-0"], "due_ms": due} for due in ("7", -1, 2**60, 1.5)),
         {"do": "delayed", "act": "now", "ids": ["1-0"] * 501},
         *({"do": "replay"}, {"do": "replay", "letters": ["x"]}, {"do": "replay", "letters": [{}]}),
+        # A server takes none of these as an id.
+        *({"do": "replay", "letters": [id_]} for id_ in (f"{2**64}-0", f"0-{2**64}", "1")),
+        *({"do": "delayed", "act": "cancel", "ids": [id_]} for id_ in (f"{2**64}-0", f"0-{2**64}")),
     ],
     ids=lambda fields: orjson.dumps(fields).decode()[:70],
 )
