@@ -416,10 +416,17 @@ class Leader:
 
     def _skip_entries(self, batch: Batch) -> None:
         entries = self._new_entries(most=self._lag.excess, names=True)
+        now_ms = self._term.clock.server_ms()
+        skipped = 0
         for entry in entries:
-            self.lane.skip(entry[0].decode(), batch)
+            later = self._reading.overtaken(entry, now_ms)
+            if later is not None and later.options is not None:
+                self.lane.delay(later, later.options.due_ms, batch)
+            else:
+                skipped += 1
+                self.lane.skip(entry[0].decode(), batch)
         self._have_read(entries)
-        self._lag.skipped(len(entries))
+        self._lag.took_off(len(entries), skipped)
 
     def _new_entries(self, *, most: int, names: bool = False) -> Sequence[Any]:
         """Reads new entries, which are pending then. Arguments as for `Reading.read_on`."""

@@ -3,12 +3,13 @@
 Once a second the leader compares what the lane has undone with the limit. Beyond it, as the setting says:
 
 - ``skip``: the leader reads the oldest unread messages and acknowledges them at once, without a dispatch. Each has a
-  row in the history, and is counted as ``skipped``.
+  row in the history, and is counted as ``skipped``. Those that others overtake until later are delayed.
 - ``park``: the leader reads nothing new until masters with a larger limit start. Only unread messages count here. What
   was read is handled, and if it counted, a lane would go on by itself or not, as much as it had read by chance. So the
   lane comes within its limit again only when messages are removed by hand.
 
-Delayed messages do not count: nobody is late with them. What was read before is handled. So the leader reads ahead at
+Messages that others overtake do not count until they are due: nobody is late with them. Unread ones do, because only
+their entries tell. What was read before is handled. So the leader reads ahead at
 most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an age,
 at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an age it
 reads nothing while the oldest message that it has read is older than half of that. With ``park`` one ticket that is
@@ -135,9 +136,11 @@ class Lag:
         else:
             self.excess = max(0, over)
 
-    def skipped(self, number: int) -> None:
-        """Notes that so many of the oldest unread entries were read and acknowledged."""
-        self._skipped += number
+    def took_off(self, number: int, skipped: int) -> None:
+        """Notes that so many of the oldest unread entries were read and not taken in, and how many were skipped of
+        them. The others are delayed.
+        """
+        self._skipped += skipped
         self.excess = max(0, self.excess - number) if number else 0
 
     def _say(self) -> None:

@@ -10,9 +10,9 @@ from celery.utils.log import get_logger
 from bridge.leader.picture.faults import MessageAtFault, fault_of
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
-from bridge.routing.ids import member_of
-from bridge.routing.message_options import NAMES, MessageOptions
-from bridge.routing.messages import LeftOut, Message, unreadable
+from bridge.routing.ids import id_before, id_key, member_of
+from bridge.routing.message_options import NAMES, BadOptionError, MessageOptions, read_options
+from bridge.routing.messages import LeftOut, Message, ticket_of, unreadable
 from bridge.routing.transitions import READ_BYTES, Read, read
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ SUBSCRIPTION_READ_COUNT = 100
 BESIDE_BYTES = 64 * 1024
 #: Most bytes of an entry that is returned whole when only the names are needed.
 NAMES_BYTES = 4096
+#: Fields of which the beginnings are returned of an entry that is not returned whole.
+SHOWN_FIELDS = 16
 
 
 class Reading:
@@ -82,6 +84,27 @@ class Reading:
         except Exception as exc:
             logger.exception("cannot take in message %s", id_)
             raise MessageAtFault(self._term.keys, id_, exc) from exc
+
+    def overtaken(self, entry: Any, now_ms: float) -> Message | None:
+        """The message of an entry that is not to be handled, if it is due after ``now_ms`` and others overtake it.
+
+        It has no payload: it is parsed when it is due.
+        """
+        id_ = entry[0].decode()
+        if len(entry) > 2 and entry[3] > SHOWN_FIELDS:
+            # The field `due` may be behind those that were returned.
+            entry = self.read_on(after=id_before(id_key(id_)), most=1).entries[0]
+        fields = entry[1] or ()
+        names = fields[::2]
+        ticket = ticket_of(fields) if b"due" in names else None
+        if ticket is None:
+            return None
+        try:
+            options = read_options(id_key(id_)[0], fields, has_payload=b"payload" in names)
+        except BadOptionError:
+            return None
+        later = options is not None and options.overtakes and options.due_ms > now_ms
+        return Message(id_, ticket, "", b"", options) if later else None
 
     def take_late(self, entry: Any, due_ms: int, batch: Batch) -> None:
         """Takes an entry that was delayed, and was moved because it was due at ``due_ms``, into the picture."""

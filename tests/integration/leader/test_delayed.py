@@ -13,6 +13,7 @@ import pytest
 from bridge.audit.audit import audit
 from bridge.operate.orders import give
 from bridge.protocol.orders import ChangeDelayed, DelayedAct, Park, Release
+from bridge.routing.history import What
 from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
@@ -223,3 +224,36 @@ def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
     with lane.server.client(protocol=2) as client:
         verdict = audit(client, lane.keys, since="0")
     assert verdict.ok, (seed, verdict.examples)
+
+
+def test_a_lane_beyond_its_lag_skips_nothing_that_others_overtake(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    conf = {"bridge_max_lag": {"count": 20, "then": "skip"}}
+    lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_CONF=json.dumps(conf))
+    dice = random.Random(secrets.randbits(32))
+    due, over = now_ms(lane) + 3_600_000, now_ms(lane) - 1000
+    # Of all sizes and forms: a leader that skips asks for the beginnings of entries only.
+    forms: list[dict[Any, Any]] = [
+        {"payload": '{"n": 1}'},
+        {"payload": json.dumps({"n": 1, "text": "x" * 10_000})},
+        {f"field{n}": "x" * 500 for n in range(40)},
+        {f"field{n}": "x" for n in range(40)},
+    ]
+    later = set()
+    for n in range(330):
+        # The last ones may stay unread.
+        whens = [{"due": due}, {"due": due, "hold": 1}, {"due": over}, {"due": "soon"}, {}]
+        when = dice.choice(whens) if n < 300 else {}
+        fields = {"ticket_id": f"T{n}", **dice.choice(forms), **when}
+        id_ = str(lane.redis.xadd(lane.keys.stream, fields))
+        if when == {"due": due}:
+            later.add(id_)
+    lane.master("m1")
+    wait_until(lambda: lane.count("skipped") + delayed(lane) > 200, description="most to be read")
+    wait_until(lambda: delayed(lane) == len(later), description="all that are due later to be delayed")
+    assert set(lane.redis.zrange(lane.keys.delayed, 0, -1)) == {member_of(id_) for id_ in later}
+    assert set(lane.in_flight("master/delayed")) == later
+    found = audit(lane.server.client(), lane.keys)
+    assert found.ok, found.examples
+    assert (found.rows[What.SKIPPED], found.rows[What.DELAYED]) == (lane.count("skipped"), len(later))
