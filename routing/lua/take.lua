@@ -1,7 +1,8 @@
 -- Gives an HTTP consumer the messages that it was given before and has not acknowledged, and new ones of its queues.
 --
 -- From -> to: no message changes its state: it is in flight since its dispatch. A copy of a message that the consumer
---             has had is dropped. What the consumer must not get is given back: IN_FLIGHT -> WAITING, by its leader.
+--             has had is dropped. What the consumer must not get is given back: IN_FLIGHT -> WAITING, by its leader;
+--             or it has expired before it began: IN_FLIGHT -> DEAD, by its leader.
 -- KEYS: 1.. of each lane: lease, queue, messages given, messages acknowledged, tickets, outcomes.
 -- ARGV: incarnation, most messages to return, most unacknowledged messages, bytes after which no more are returned,
 --       number of the lane whose queue is first (from 0), fences ... of messages that the consumer has.
@@ -21,6 +22,7 @@ for k = 0, #KEYS - 1, 6 do
 end
 local now = redis.call('TIME')
 local now_us = now[1] .. string.format('%06d', now[2])
+local now_ms = math.floor(now[1] * 1000 + now[2] / 1000)
 local most, slots, bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local has = {}
 for i = 6, #ARGV do
@@ -69,7 +71,7 @@ local function was_acknowledged(k, id, fence)
   return times[1] or times[2] or times[3] or times[4]
 end
 
-local function give_back(k, outcomes)
+local function settle(k, outcomes)
   redis.call('XADD', KEYS[k + 6], '*', 'i', incarnation, 'o', '[' .. table.concat(outcomes, ',') .. ']')
 end
 
@@ -93,7 +95,7 @@ local function take(k, text)
       outcomes[#outcomes + 1] = returned(run[4][1][1], string.format('%.0f', base + run[2]))
     end
     if #outcomes > 0 then
-      give_back(k, outcomes)
+      settle(k, outcomes)
     end
     return true
   end
@@ -102,8 +104,16 @@ local function take(k, text)
   if redis.call('HEXISTS', KEYS[k + 3], fence) == 1 or was_acknowledged(k, headers.id, fence) then
     return true  -- the leader has sent it again, since it seemed to be lost
   end
+  local own = headers.bridge_own
+  local expires = type(own) == 'table' and tonumber(own[3])  -- null: it was begun before
+  if expires and expires <= now_ms then
+    -- As a worker does it (`bridge.routing.message_options.EXPIRED`).
+    local dead = string.match(headers.id, '^[^@]*') .. '",' .. fence .. ',"D",0,0'
+    settle(k, {'["' .. dead .. ',"expired before it began","",null]'})
+    return true
+  end
   if headers.bridge_alone and unacknowledged > 0 then
-    give_back(k, {returned(headers.id, fence)})
+    settle(k, {returned(headers.id, fence)})
     return true
   end
   local ticket = run[1]
@@ -128,4 +138,4 @@ for i = 0, lanes - 1 do
     redis.call('PEXPIRE', KEYS[k + 3], left)
   end
 end
-return {'OK', left, math.floor(now[1] * 1000 + now[2] / 1000), messages}
+return {'OK', left, now_ms, messages}

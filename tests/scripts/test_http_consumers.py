@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import pytest
 
 from bridge.protocol.outcome_limits import MOST_ITEMS
+from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import http_consumers
 from bridge.routing.async_connection import async_client
 from bridge.routing.http_consumers import Answer, Enlisting, Taken, acknowledge, enlist, heartbeat, leave, take
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import in_layout
+from bridge.routing.message_options import EXPIRED
 from bridge.routing.records import record, tail
 from bridge.routing.return_codes import ReturnCode
 from bridge.stack.embedded import EmbeddedServer
@@ -255,6 +257,20 @@ def test_a_suspect_is_given_alone_and_given_back_beside_others(stage: Stage) -> 
     stage.send(1, 3, "T3", bridge_alone=1)
     assert stage.taken(has=(FENCE + 1, FENCE + 2)) == []
     assert stage.outcomes(1) == [["3-0", FENCE + 3, "B", 0, 0]]
+
+
+def test_a_new_message_that_has_expired_is_dead_and_takes_no_slot(stage: Stage) -> None:
+    seconds, us = stage.redis.time()
+    now_ms = seconds * 1000 + us // 1000
+    far = now_ms + 600_000
+    stage.send(0, 1, "T1", bridge_own=[3, None, now_ms], bridge_alone=1)
+    stage.send(0, 2, "T2", bridge_own=[None, None, 0])
+    # One that was begun has no such time.
+    ids = [stage.send(0, 3, "T3", bridge_own=[3, 5, None]), stage.send(0, 4, "T4", bridge_own=[None, None, far])]
+    assert stage.taken(slots=2) == ids
+    # The outcomes are those of a worker.
+    found = decode(json.dumps(stage.outcomes(0)).encode())
+    assert found == [Outcome(f"{n}-0", FENCE + n, Kind.DEAD, error=EXPIRED) for n in (1, 2)]
 
 
 def test_a_full_server_takes_outcomes_and_heartbeats(stage: Stage) -> None:

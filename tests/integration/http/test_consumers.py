@@ -118,6 +118,27 @@ def test_a_message_with_options_of_its_own_says_them_to_its_consumer(lane: HttpL
     assert [letter["reason"] for letter in lane.dead_letters()] == ["gave up after 2 attempts"]
 
 
+def test_a_message_that_expires_in_the_queue_of_its_consumer_is_not_handed_out(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+
+    def now_ms() -> int:
+        seconds, us = lane.redis.time()
+        return int(seconds * 1000 + us // 1000)
+
+    expires = now_ms() + 1500
+    lane.redis.xadd(lane.keys.stream, {"ticket_id": "T1", "payload": "1", "expires": expires})
+    later = lane.push("T1", {"n": 1})
+    wait_until(lambda: lane.redis.llen(lane.keys.queue("h1")), description="the message to be dispatched")
+    wait_until(lambda: now_ms() > expires, description="the message to expire")
+    got = consumer.one()
+    assert got["message_id"] == later
+    assert consumer.acknowledge(got).status == 200
+    lane.wait_done(2)
+    assert [letter["reason"] for letter in lane.dead_letters()] == ["expired before it began"]
+    assert lane.count("expired") == 1
+    lane.assert_at_rest()
+
+
 def test_wrong_fences_foreign_ids_and_other_incarnations_change_nothing(lane: HttpLane) -> None:
     consumer, other = lane.consumer("h1"), lane.consumer("h2")
     lane.push("T1", {"n": 0})
