@@ -24,9 +24,12 @@ from bridge.audit.messages import Messages
 from bridge.audit.missing_rows import MissingRows
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import IdKey, id_key, late_place
+from bridge.routing.numbers import duration
 
 #: How far the clocks of two machines may differ, in ms.
 CLOCK_SKEW_MS = 100
+#: How far a leader's knowledge of the server's clock may be off, in ms. It notices no smaller step of it.
+CLOCK_KNOWN_MS = 1000
 #: How far fences may be ahead of the server's clock, in us: one for each fence that a script gives out.
 FENCES_AHEAD_US = 50_000
 #: Larger than every fence.
@@ -240,6 +243,8 @@ class Auditor:
         if known is not None and known is not trail:
             text = f"its row names ticket {row.ticket!r}, its entry {known.name!r}"
             self.report(Check.DISAGREEING, row.ticket, id_, text)
+        if row.fence and messages.is_put_off(id_):
+            self.report(Check.EARLY, row.ticket, id_, f"{row.what.value}, while it was delayed and not due")
         if new and not was_replayed:
             self._check.last(trail, row, key)
         if row.what in _RAN and not was_replayed:
@@ -293,6 +298,9 @@ class Auditor:
         if row.what is What.DELAYED:
             messages.delayed[id_] = None
             return
+        early_ms = row.dispatched_ms - row.written_ms
+        if early_ms > CLOCK_KNOWN_MS:
+            self.report(Check.EARLY, row.ticket, id_, f"it took its place {duration(early_ms)} before it was due")
         place = messages.delayed[id_] = late_place(row.dispatched_ms, id_)
         if trail.replayed is None or id_ not in trail.replayed:
             # A fence is the server's clock in us, so a later dispatch has a larger fence.

@@ -37,6 +37,14 @@ class Check(Enum):
         "rows, a message that is older than the history may have been delayed, or replayed. So it may come late "
         "unseen, and others may overtake it unseen until it has run.",
     )
+    EARLY = (
+        "early",
+        "No message that others overtake (`delayed`) went out before its row `due`, and no such row was written before "
+        "the time that it names.",
+        "A message for which its ticket waits (`hold`) has no row when it is put off. A row does not say whether an "
+        "operator asked for its time (`bridge delayed now`, `reschedule`). The server's clock tells when a message is "
+        "due, and one second is allowed; after the clock was set back, a message may look early.",
+    )
     OVERLAPPED = (
         "overlapped",
         "Each execution of a ticket began after the end of the one before it: exactly on one host, and within the "

@@ -42,6 +42,10 @@ class Messages:
         trail = self.undone.get(id_)
         return "" if trail is None else trail.name
 
+    def is_put_off(self, id_: str) -> bool:
+        """Whether the message is delayed, and no row said yet that it is due."""
+        return self.delayed.get(id_, NONE) is None
+
     def finish(self, id_: str) -> None:
         """The message has its last row."""
         trail = self.undone.pop(id_, None)

@@ -145,7 +145,7 @@ MUTATIONS = [
         "a delayed message goes out before it is due",
         "promise 1",
         "delayed",
-        ("ledger: early",),
+        ("ledger: early", "audit: early"),
         (Edit(LANE, "        if options.due_ms < self.late_before_ms:\n", "        if True:\n"),),
     ),
     Mutation(

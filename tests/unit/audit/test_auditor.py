@@ -340,6 +340,22 @@ LIES: list[tuple[Lie, set[Check]]] = [
 ]
 
 
+@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
+@given(happened=happenings(), data=st.data(), page=st.sampled_from([1, 7, 1000]), vanishes=st.booleans())
+def test_a_delayed_message_that_goes_out_early_is_found(
+    happened: list[Happening], data: st.DataObject, page: int, vanishes: bool
+) -> None:
+    lane = TrueLane().play(happened).finish()
+    steps = [list(step) for step in lane.steps]
+    assume(place := _pick(steps, data, lambda row: row.what is What.DUE))
+    i, row = place[0], steps[place[0]][place[1]]
+    if vanishes:
+        del steps[i][place[1]]
+    else:
+        steps[i][place[1]] = replace(row, dispatched_ms=row.written_ms + 1001 + data.draw(st.integers(0, 10**7)))
+    assert Check.EARLY in found(judged(lane, steps, page=page))
+
+
 @pytest.mark.parametrize(("lie", "checks"), LIES, ids=[lie.__name__ for lie, _ in LIES])
 @settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
 @given(happened=happenings(kinds=PROMPT), data=st.data(), page=st.sampled_from([1, 7, 1000]))

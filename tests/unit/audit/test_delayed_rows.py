@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bridge.audit.auditor import Auditor
 from bridge.audit.checks import Check
 from bridge.routing.history import Delivery, What
@@ -83,3 +87,52 @@ def test_a_cancelled_message_is_at_its_end() -> None:
     auditor = audited(DELAYED, row(A, What.CANCELLED, BEGAN + 9), done(C, BEGAN + 400, BEGAN + 350), entries=(A, C))
     auditor.at_rest([])
     assert auditor.clean
+
+
+# -- early -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [What.DONE, What.FAILED, What.LOST, What.RETURNED, What.DEAD])
+def test_a_delayed_message_must_not_go_out_before_its_row_says_that_it_is_due(what: What) -> None:
+    found = audited(DELAYED, row(A, what, BEGAN + 60, fence_ms=BEGAN + 55), entries=(A,))
+    assert found.counts == {Check.EARLY: 1}
+    assert "delayed" in found.examples[0].text
+
+
+def test_a_message_must_not_be_called_due_before_its_time() -> None:
+    due = row(A, What.DUE, BEGAN + 1, due_ms=BEGAN + 3_600_000)
+    found = audited(DELAYED, due, done(A, BEGAN + 60, BEGAN + 55), entries=(A,))
+    assert found.counts == {Check.EARLY: 1}
+    assert found.examples[0].text == "it took its place 1 h before it was due"
+
+
+@given(st.integers(-200, 5000), st.integers(0, 400), st.booleans(), st.booleans())
+def test_what_is_due_by_another_time_than_it_was_delayed_until_is_not_early(
+    due_ms: int, later_ms: int, is_delayed: bool, entry_read: bool
+) -> None:
+    # An operator made it due at another time, which has no row; or it was due when it was read.
+    due = row(A, What.DUE, BEGAN + due_ms + later_ms, due_ms=BEGAN + due_ms)
+    rows = ([DELAYED] if is_delayed else []) + [due, done(A, BEGAN + 6000, BEGAN + 5900)]
+    found = audited(*rows, entries=(A,) if entry_read else ())
+    assert found.clean, found.examples
+
+
+def test_where_rows_are_missing_since_the_delay_nothing_is_early() -> None:
+    auditor = audited(DELAYED, entries=(A,))
+    # The rows in between were removed before they were read.
+    auditor.rows_missing(BEGAN + 350)
+    auditor.step([done(A, BEGAN + 500, BEGAN + 490)])
+    assert auditor.clean, auditor.examples
+
+
+@pytest.mark.parametrize("what", [What.CANCELLED, What.REFUSED, What.LEFT_OUT, What.SKIPPED])
+def test_what_ends_while_it_is_delayed_is_not_early(what: What) -> None:
+    found = audited(DELAYED, row(A, what, BEGAN + 60), entries=(A,))
+    assert found.clean, found.examples
+    assert not found.undone
+
+
+def test_a_replayed_message_is_not_delayed_any_more() -> None:
+    rows = (DELAYED, row(A, What.REFUSED, BEGAN + 60), row(A, What.REPLAYED, BEGAN + 70))
+    found = audited(*rows, done(A, BEGAN + 90, BEGAN + 80), entries=(A,))
+    assert found.clean, found.examples
