@@ -306,10 +306,13 @@ def floor(client: Redis, lead: Leadership, id_: str) -> None:
     code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
 
 
-def introduce(client: Redis, lead: Leadership, facts: Argument, format_: int) -> None:
-    """Says which version and settings the leader has (JSON), and of which format the lane is. Raises `NotLeading`."""
+def introduce(client: Redis, lead: Leadership, facts: Argument, format_: int, *, keeps_history: bool = True) -> None:
+    """Says which version and settings the leader has (JSON), and of which format the lane is. Deletes the history,
+    unless the leader keeps one. Raises `NotLeading`.
+    """
     keys = lead.keys
-    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about], [lead.token, facts, format_]), keys)
+    args = [lead.token, facts, format_, int(keeps_history)]
+    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about, keys.history], args), keys)
 
 
 def note_tasks(

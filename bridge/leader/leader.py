@@ -279,7 +279,8 @@ class Leader:
         # A newer version may have used the lane in the meantime.
         arrive(term.redis, self._app, term.settings)
         bring_up(term)
-        introduce(term.redis, term.leadership, orjson.dumps(term.facts), LANE_FORMAT)
+        facts = orjson.dumps(term.facts)
+        introduce(term.redis, term.leadership, facts, LANE_FORMAT, keeps_history=term.settings.history > 0)
         if self._app_lane.older:
             # Before any message of the lane is dispatched: its task may need the state that an older version saved.
             states = keys_of_states(self._app, self._app_lane)
@@ -289,9 +290,6 @@ class Leader:
             # The server has just started. Workers could not renew their leases while it was away.
             self.lease_watch.spare_leases()
         self._queues.know_server(uptime_s)
-        if not term.settings.history:
-            # The history is off now. An old history with a gap would look as if messages were lost.
-            term.wire.call("DEL", term.keys.history)
 
     def _turn(self) -> None:
         lane = self.lane

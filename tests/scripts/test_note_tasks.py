@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,3 +54,13 @@ def test_the_leader_introduces_itself_in_the_place_of_the_last_one(world: World)
     after = world.snapshot()
     assert changes(before, after) == {keys.about}
     assert after[keys.about]["value"] == {"master": "2", "format": "2"}
+
+
+def test_a_leader_without_a_history_deletes_an_old_one_while_it_leads(world: World) -> None:
+    world.client.xadd(world.keys.history, {"d": "[]"})
+    introduce(world.client, world.lead, b"1", 1)
+    with pytest.raises(NotLeading):
+        introduce(world.client, replace(world.lead, token="old"), b"1", 1, keeps_history=False)
+    assert world.client.exists(world.keys.history)
+    introduce(world.client, world.lead, b"1", 1, keeps_history=False)
+    assert not world.client.exists(world.keys.history)

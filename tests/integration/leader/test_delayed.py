@@ -243,7 +243,7 @@ def test_a_lane_beyond_its_lag_skips_nothing_that_others_overtake(
     later = set()
     for n in range(330):
         # The last ones may stay unread.
-        whens = [{"due": due}, {"due": due, "hold": 1}, {"due": over}, {"due": "soon"}, {}]
+        whens: list[dict[Any, Any]] = [{"due": due}, {"due": due, "hold": 1}, {"due": over}, {"due": "soon"}, {}]
         when = dice.choice(whens) if n < 300 else {}
         fields = {"ticket_id": f"T{n}", **dice.choice(forms), **when}
         id_ = str(lane.redis.xadd(lane.keys.stream, fields))

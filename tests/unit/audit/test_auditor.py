@@ -347,12 +347,15 @@ def test_a_delayed_message_that_goes_out_early_is_found(
 ) -> None:
     lane = TrueLane().play(happened).finish()
     steps = [list(step) for step in lane.steps]
-    assume(place := _pick(steps, data, lambda row: row.what is What.DUE))
-    i, row = place[0], steps[place[0]][place[1]]
+    place = _pick(steps, data, lambda row: row.what is What.DUE)
+    assume(place is not None)
+    assert place is not None
+    i, j = place
+    row = steps[i][j]
     if vanishes:
-        del steps[i][place[1]]
+        del steps[i][j]
     else:
-        steps[i][place[1]] = replace(row, dispatched_ms=row.written_ms + 1001 + data.draw(st.integers(0, 10**7)))
+        steps[i][j] = replace(row, dispatched_ms=row.written_ms + 1001 + data.draw(st.integers(0, 10**7)))
     assert Check.EARLY in found(judged(lane, steps, page=page))
 
 
