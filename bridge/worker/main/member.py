@@ -215,8 +215,8 @@ class Member:
         if self.lease is not None:
             self.open.connection_lost()
             return
-        pool = type(consumer.pool).__module__.rpartition(".")[2]
         self.pool = consumer.pool
+        pool = kind_of_pool(type(self.pool))
         self._slots = slots
         self.forks = pool == "prefork"
         most: int | None = consumer.controller.max_tasks_per_child
@@ -352,3 +352,12 @@ class Member:
             logger.error("killed pool process %d: it ran a ticket after its lease ended", pid)
         if not self.forks and self.shared.overdue():
             logger.warning("this pool cannot end running tasks; their outcomes will be refused by their fences")
+
+
+def kind_of_pool(cls: type) -> str:
+    """The name of Celery's pool that ``cls`` is or derives from, as "prefork". For another class, its module's name."""
+    for base in cls.__mro__:
+        package, _, name = base.__module__.rpartition(".")
+        if package == "celery.concurrency" and name != "base":
+            return name
+    return cls.__module__.rpartition(".")[2]

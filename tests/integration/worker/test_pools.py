@@ -110,3 +110,26 @@ def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, 
     lane.assert_logs(TICKETS, EACH)
     lane.assert_no_overlap()
     lane.assert_at_rest()
+
+
+def test_a_crash_in_a_bundle_is_charged_also_in_a_pool_that_derives_from_celerys(lane: LaneUnderTest) -> None:
+    """Else it would come again for ever, and each time its bundle mates with it."""
+    lane.master("m1")
+    # The task is known as a short one by the time that it crashes, so that it does so in a bundle
+    for n in range(20):
+        for ticket in range(30):
+            lane.push(f"T{ticket}", {"n": n}, "counter.killed")
+        if n == 10:
+            for ticket in range(6):
+                lane.push(f"K{ticket}", {"n": 0, "until": 2 if ticket else 99}, "counter.killed")
+    worker = lane.worker("w1", COUNTER_CONF=json.dumps({"worker_pool": "tests.apps.pools:MoreProcesses"}))
+    lane.wait_done(30 * 20 + 6)
+    notes = [json.loads(line) for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
+    attempts = sorted(
+        (ticket, attempt) for kind, ticket, _, _, attempt, *_ in notes if kind == "start" and ticket[0] == "K"
+    )
+    assert attempts == [("K0", 1), ("K0", 2), ("K0", 3), *((f"K{ticket}", n) for ticket in range(1, 6) for n in (1, 2))]
+    assert [letter["ticket_id"] for letter in lane.dead_letters()] == ["K0"]
+    lane.assert_logs(30, 20)
+    lane.assert_at_rest()
+    assert CANNOT_KILL not in worker.logs()

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency import get_implementation
 
 from bridge.consumer.deadline import now_ns
 from bridge.testing.waiting import holds_for, wait_until
 from bridge.worker.guard.shared_page import SharedPage
-from bridge.worker.main.member import Member
+from bridge.worker.main.member import Member, kind_of_pool
+from tests.apps import pools
 from tests.unit.worker.test_shared import LIFE, Child, runs
 
 
@@ -70,3 +72,20 @@ def test_when_the_lease_ends_first_there_is_nothing_to_say(shared: SharedPage) -
     wait_until(lambda: waiting.said, description="it to give up")
     assert waiting.said == [False]
     child.end()
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind"),
+    [
+        (get_implementation("prefork"), "prefork"),
+        (get_implementation("solo"), "solo"),
+        (get_implementation("threads"), "thread"),
+        (pools.Processes, "prefork"),
+        (pools.MoreProcesses, "prefork"),
+        (pools.Threads, "thread"),
+        (pools.Solo, "solo"),
+        (pools.Own, "pools"),
+    ],
+)
+def test_a_pool_is_of_the_kind_of_celerys_pool_that_it_derives_from(cls: type, kind: str) -> None:
+    assert kind_of_pool(cls) == kind
