@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The ticket of the message that will be handled next. It is set by the push, and taken by the task's call.
-_next_ticket: ContextVar[TicketContext | None] = ContextVar("bridge_next_ticket", default=None)
+#: The message that will be handled next: the name of its task, and its ticket. It is set by the push, and taken by the
+#: task's call. Another eager call may come before, from a handler or a receiver of a signal.
+_next_message: ContextVar[tuple[str, TicketContext] | None] = ContextVar("bridge_next_message", default=None)
 
 
 #: How often a message may be refused without a charge.
@@ -236,11 +237,11 @@ class Eager:
             if state is not None:
                 self._states[place] = stored_form(state)
             ticket.give_state("", self._states.get(place, {}))
-        token = _next_ticket.set(ticket)
+        token = _next_message.set((task.name, ticket))
         try:
             result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
         finally:
-            _next_ticket.reset(token)
+            _next_message.reset(token)
         fields: dict[str, Any]
         if ticket.dropped is not None and result.state == states.SUCCESS:
             fields = {"state": "dropped", "error": ticket.dropped}
@@ -283,10 +284,10 @@ def ticket_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     None when the first argument of the call cannot be a ticket id.
     """
-    coming = _next_ticket.get()
-    if coming is not None:
-        _next_ticket.set(None)
-        return coming
+    coming = _next_message.get()
+    if coming is not None and (task.name, task.request.id) == (coming[0], coming[1].message_id):
+        _next_message.set(None)
+        return coming[1]
     first = args[0] if args else kwargs.get("ticket_id")
     if isinstance(first, bool) or not isinstance(first, str | int):
         return None

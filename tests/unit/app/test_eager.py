@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +128,62 @@ def test_an_eager_push_refuses_what_a_real_one_refuses(app: Any) -> None:
     with pytest.raises(PayloadError, match="message 1"):
         task.push_many([("A", {}), ("", {})])
     assert seen == []
+
+
+OTHER_CALLS: list[Callable[[Any, Any, str], Any]] = [
+    lambda _task, other, _id: other.delay("T1", {"n": 9}),
+    lambda _task, other, id_: other.apply_async(("T1", {"n": 9}), task_id=id_),
+    lambda task, _other, _id: task.apply(("T1", {"n": 9})),
+    lambda _task, other, _id: other.push("T1", {"n": 9}),
+]
+
+
+@pytest.mark.parametrize("call", OTHER_CALLS)
+@pytest.mark.parametrize("way", ["push", "handle"])
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (None, ["done"]),
+        (bridge.Drop("no"), ["dropped"]),
+        (ValueError("x"), ["retried", "retried", "dead"]),
+    ],
+)
+def test_another_call_before_the_body_does_not_take_the_messages_ticket(
+    app: Any, call: Callable[[Any, Any, str], Any], way: str, error: Exception | None, ends: list[str]
+) -> None:
+    app.conf.task_eager_propagates = False
+    other = declare(app, audited)
+
+    def apply_update(self: Any, ticket_id: str, payload: Any) -> None:
+        if payload["n"] == 1:
+            seen.append((self.ticket.pushed, self.ticket.message_id == self.request.id))
+            self.ticket.effects.hset(f"account:{ticket_id}", mapping=payload)
+            if error is not None:
+                raise error
+
+    task = declare(app, apply_update, bridge_max_attempts=3)
+
+    def before(task_id: str, args: Any, **_: Any) -> None:
+        if args[1]["n"] == 1:
+            call(task, other, task_id)
+
+    signals.task_prerun.connect(before, sender=task)
+    try:
+        with recorded(app) as found:
+            if way == "push":
+                task.push("T1", {"n": 1})
+            else:
+                handle(task, "T1", {"n": 1})
+    finally:
+        signals.task_prerun.disconnect(before, sender=task)
+    own = [one for one in found if one.task == task.name]
+    assert [one.state for one in own] == (ends if way == "push" else ends[:1])
+    assert seen == [(True, True)] * len(own)
+    assert [one.effects for one in own] == [(("HSET", "account:T1", "n", "1"),) if error is None else ()] * len(own)
+
+
+def audited(self: Any, ticket_id: str, payload: Any) -> None:
+    """A task that a receiver calls."""
 
 
 def test_messages_that_a_task_pushes_are_handled_after_it(app: Any) -> None:
