@@ -64,6 +64,7 @@ class TicketContext:
         "owes_rollback",
         "rolling_back",
         "started_us",
+        "taken_over",
         "written",
     )
 
@@ -106,6 +107,8 @@ class TicketContext:
         self.lease_holds = lease_holds
         #: Whether the lease was over just before the task's body. Then the body did not run.
         self.lease_was_over = False
+        #: Whether the attempt failed after its lease, or its success came under a stale fence. It is void.
+        self.taken_over = False
         #: Whether no further attempt can help: the message is dead, even if attempts are left.
         self.gave_up = False
         #: When the task has run too long, by the monotonic clock; None: the message has no limit of its own.

@@ -20,7 +20,8 @@ from bridge.app.refusing import Dead, Drop, Nack
 from bridge.app.signature import mismatch
 from bridge.app.task import ticket_of
 from bridge.producer.options import LONGEST_DELAY_MS
-from bridge.routing.errors import ConfigurationError, StaleFence
+from bridge.routing.errors import ConfigurationError
+from bridge.routing.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             # A caller that waits for the result must find the effects applied.
             ticket.write_success()
         return result
-    except (Ignore, Reject, Retry, StaleFence) as exc:
+    except (Ignore, Reject, Retry) as exc:
         if _cannot_come_again(ticket, exc):
             raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
         ticket.decided = exc
@@ -163,7 +164,15 @@ def _cause_of(task: Any, ticket: TicketContext, retry: Any) -> Exception:
 
 
 def raise_or_retry(task: Any, ticket: TicketContext, exc: Exception) -> NoReturn:
-    """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt."""
+    """Raises Celery's `Retry` if the message comes again, and ``exc`` if this was its last attempt.
+
+    After the lease it raises `Ignore`, whichever attempt this is: what came of it is void, and the message runs again
+    under another fence. A failure would be stored as its result, and a caller would not wait for that run.
+    """
+    if ticket.taken_over or not ticket.lease_holds():
+        ticket.taken_over = True
+        ticket.end_state()
+        raise Ignore(f"the lease ended while the task ran: {error_text(exc)}") from exc
     ticket.decided = decided = _decision(task, ticket, exc)
     ticket.end_state()
     if decided is exc:

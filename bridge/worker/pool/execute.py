@@ -203,6 +203,10 @@ class Execution:
             delivery.started_us = 0
             return delivery.outcome(Kind.RETURNED), ignored("the lease ended before the task began")
         delivery.service_ms = (time.perf_counter() - started) * 1000
+        if context.taken_over:
+            why = one_line(safe_str(unwrapped(traced[0])), WHY_CHARS)
+            logger.warning("ticket %s: message %s comes again: %s", delivery.ticket, delivery.message_id, why)
+            return delivery.outcome(Kind.INTERRUPTED, why), ignored(why)
         return self._end(delivery, context, traced)
 
     def _mark_as_expired(self, task: Any, delivery: Delivery) -> None:
@@ -323,6 +327,7 @@ class Execution:
         # may be over by now. Before the leader takes its tickets back, it reads the outcomes that carry it.
         [(code, problem)] = self.writer.apply(incarnation, [(context.id, outcome, effects)])
         if code is ReturnCode.STALE:
+            context.taken_over = True
             raise StaleFence(f"ticket {context.id} was taken over while fence {context.fence} ran; nothing was applied")
         if code is ReturnCode.ERR:
             raise PayloadError(f"the effects cannot be applied: {problem}")

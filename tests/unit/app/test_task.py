@@ -17,7 +17,6 @@ from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.installation import install
 from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.protocol.outcomes import Kind, Outcome, decode
-from bridge.routing.errors import StaleFence
 from bridge.routing.records import LostAttempt
 from bridge.worker.pool.delivery import Delivery
 
@@ -104,7 +103,7 @@ def test_the_last_attempt_fails_with_its_own_error() -> None:
         task()
 
 
-@pytest.mark.parametrize("error", [Ignore(), Reject("bad", requeue=False), Retry(when=5), StaleFence("late")], ids=repr)
+@pytest.mark.parametrize("error", [Ignore(), Reject("bad", requeue=False), Retry(when=5)], ids=repr)
 def test_errors_that_are_one_line_already_are_unchanged(error: Exception) -> None:
     def body(_self: Any) -> None:
         raise error

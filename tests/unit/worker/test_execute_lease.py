@@ -16,6 +16,7 @@ from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import StaleFence
+from bridge.routing.return_codes import ReturnCode
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.pool.bundles import WRITE_AFTER_S, run_bundle
 from bridge.worker.pool.delivery import Delivery
@@ -204,3 +205,75 @@ def test_the_home_of_a_ticket_is_asked_for_once_and_not_after_the_lease() -> Non
         execution.trace(Delivery("T1", f"{n}-0", n, 1, pay.name, ["T1", 3], {}), LIFE, {"id": f"{n}-0"})
     assert found == [StaleFence, "orders:v0", "orders:v0"]
     assert len(asked) == 3
+
+
+class Refusing(KeepingWriter):
+    """The ticket was taken over: no success is applied."""
+
+    def apply(self, incarnation: str, items: Any) -> list[tuple[ReturnCode, str]]:
+        assert incarnation == LIFE
+        return [(ReturnCode.STALE, "")] * len(items)
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+@pytest.mark.parametrize("attempt", [1, 3])
+@pytest.mark.parametrize("after_lease", [False, True])
+@pytest.mark.parametrize(
+    "raises", [None, StaleFence("the table has a newer one"), ValueError("no connection")], ids=repr
+)
+def test_a_failure_after_the_ticket_was_taken_over_is_not_reported(
+    bundled: bool, attempt: int, after_lease: bool, raises: Exception | None
+) -> None:
+    """The message runs again under another fence, and a caller waits for that result. As a failure of this one counts
+    only what was raised while the lease held.
+    """
+    app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend="cache+memory://", set_as_current=False))
+    shared = SharedPage()
+    shared.begin(LIFE, now_ns() + 60 * 10**9)
+    told: list[str] = []
+
+    class Telling(app.Task):  # type: ignore[misc,name-defined]
+        def on_failure(self, *_: Any) -> None:
+            told.append("on_failure")
+
+        def on_retry(self, *_: Any) -> None:
+            told.append("on_retry")
+
+    @app.task(bind=True, base=Telling, name="shop.pay", lazy=False, shared=False, bridge_max_attempts=3)
+    def pay(self: Any, ticket_id: str, payload: Any) -> int:
+        self.ticket.effects.incrby(f"sum:{ticket_id}", payload)
+        if after_lease:
+            shared.end()
+        if raises is not None:
+            raise raises
+        return 1
+
+    app.finalize()
+    # All apps of a process have one backend of this kind.
+    app.backend.forget("7-0")
+    writer: Any = Refusing()
+    execution = Execution(app, app.bridge.settings.lane, shared, writer, "w1@here")
+    runs: list[Any] = [["T1", 0, attempt, [["7-0", pay.name, 3], ["8-0", pay.name, 3]]]]
+    request = {"id": "b", "task": BUNDLE_TASK, HEADER_BASE: 1000, HEADER_RUNS: heads(runs), HEADER_INCARNATION: LIFE}
+
+    def failed(**_: Any) -> None:
+        told.append("task_failure")
+
+    signals.task_failure.connect(failed, sender=pay)
+    try:
+        if bundled:
+            run_bundle(execution, request, json.dumps(runs))
+        else:
+            own = {"id": "7-0", "task": pay.name, "delivery_info": {}, HEADER_RUNS: [["T1", 0, 1, attempt, 0]]}
+            execution.run_alone({**request, **own}, pay.name, json.dumps([["T1", 3], {}, {}]))
+    finally:
+        signals.task_failure.disconnect(failed, sender=pay)
+
+    [kind] = [outcome.kind for outcome in writer.written if outcome.fence == 1000]
+    if raises is None or after_lease:
+        # If the outcome counts all the same, the message was cut off, and is not charged for it.
+        assert (kind, told, app.AsyncResult("7-0").state) == (Kind.INTERRUPTED, [], "PENDING")
+    elif attempt < 3:
+        assert (kind, told, app.AsyncResult("7-0").state) == (Kind.FAILED, ["on_retry"], "RETRY")
+    else:
+        assert (kind, told, app.AsyncResult("7-0").state) == (Kind.FAILED, ["on_failure", "task_failure"], "FAILURE")
