@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from celery.app.task import Task
 from celery.utils.time import rate
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def _never_bundled(task: Any) -> bool:
     # In a bundle a message may have run to its end, and be lost before its outcome was written. Then it would not count
     # as a lost attempt, and its rollback would not be called.
     has_rollback = getattr(task, "bridge_rollback", None) is not None
-    return getattr(task, "bridge_bundle", None) is False or has_rollback
+    # A bundle has a request of its own, so the methods of this one would not be called.
+    has_own_request = getattr(task, "Request", Task.Request) != Task.Request
+    return getattr(task, "bridge_bundle", None) is False or has_rollback or has_own_request
 
 
 class Traits:

@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.worker.request import Request
 
 import bridge
 
@@ -145,6 +146,49 @@ def ends(self: Any, ticket_id: str, payload: Any) -> None:
     if payload == "ignore":
         raise Ignore
     raise Reject("no", requeue=payload == "requeue" and self.request.retries == 0)
+
+
+class TellingRequest(Request):
+    """Records which of its methods Celery's worker called."""
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        super().on_accepted(pid, time_accepted)
+        tell(self.args[0], "accepted")
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        super().on_timeout(soft, timeout)
+        tell(self.args[0], "soft timeout" if soft else "hard timeout")
+
+    def on_retry(self, exc_info: Any) -> None:
+        super().on_retry(exc_info)
+        tell(self.args[0], "retry")
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        tell(self.args[0], "failure")
+
+
+class Requested(Task):
+    """A task with a request class of its own."""
+
+    Request = TellingRequest
+
+
+@app.task(bind=True, name="requested", base=Requested, ignore_result=True)
+def requested(self: Any, ticket_id: str, payload: Any) -> None:
+    """Fails once if its payload says so."""
+    if payload == "fails once" and self.request.retries == 0:
+        raise ValueError("as told")
+
+
+@app.task(bind=True, name="requested_late", base=Requested, ignore_result=True, soft_time_limit=1, time_limit=2)
+def requested_late(self: Any, ticket_id: str, payload: Any) -> None:
+    """Runs into its time limits, once."""
+    if self.request.retries == 0:
+        try:
+            time.sleep(60)
+        except SoftTimeLimitExceeded:
+            time.sleep(60)
 
 
 class Handled(Task):

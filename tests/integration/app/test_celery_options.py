@@ -249,6 +249,29 @@ def test_calls_links_and_canvas_are_ordinary_celery(lane: Options, caller: Any) 
         assert lane.seen(ticket) == ["no ticket"] * count
 
 
+def test_the_methods_of_a_tasks_own_request_are_called_also_under_a_backlog(lane: Options) -> None:
+    # Few fail: more would open the circuit breaker
+    failing = ["requested 0", "requested 20"]
+    tickets = [f"requested {n}" for n in range(40)]
+    for n in range(8):
+        for ticket in tickets:
+            lane.push(ticket, "fails once" if n == 5 and ticket in failing else None, task="requested")
+    for ticket in tickets:
+        lane.handle(ticket, "requested")
+    called = {ticket: [*["accepted"] * 9, "behind"] for ticket in tickets}
+    called |= {ticket: [*["accepted"] * 10, "behind", "failure", "retry"] for ticket in failing}
+    # They are called in the main process, and the pool process may have ended all by then
+    wait_until(lambda: {ticket: sorted(lane.seen(ticket)) for ticket in tickets} == called, description="all calls")
+
+
+def test_a_hard_time_limit_calls_no_method_of_a_tasks_own_request(lane: Options) -> None:
+    """Celery's own would store a failure, and the message comes again."""
+    lane.handle("requested late", "requested_late")
+    called = ["accepted", "accepted", "behind", "soft timeout"]
+    wait_until(lambda: sorted(lane.seen("requested late")) == called, description="all calls")
+    assert lane.error_of("requested late") == ""
+
+
 def test_a_push_of_what_takes_something_else_is_refused(caller: Any) -> None:
     with pytest.raises(Exception, match="the task adds cannot handle messages"):
         caller.adds.push("T", 1)

@@ -38,6 +38,8 @@ def test_a_limit_of_zero_is_none(limit: Any, limited: bool) -> None:
         ({"rate_limit": "5/s"}, [{}], True),
         ({"rate_limit": "5/s"}, [{}, {"bundle": False}], False),
         ({"bridge_bundle": False}, [{}], False),
+        ({"Request": "shop.requests:Request"}, [], False),
+        ({"Request": "shop.requests:Request"}, [{}], False),
     ],
 )
 def test_the_workers_say_whether_a_task_has_a_limit(declared: Any, said: list[Any], bundled: bool) -> None:
