@@ -124,6 +124,12 @@ def folds(self: Any, ticket_id: str, payload: Any) -> None:
         self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
 
 
+@app.task(bind=True, name="counter.expires", ignore_result=True, expires=30)
+def expires(self: Any, ticket_id: str, payload: Any) -> None:
+    """Appends its number, if it does so soon enough."""
+    self.ticket.effects.rpush(f"log:{ticket_id}", payload["n"])
+
+
 @app.task(bind=True, name="counter.asks_again", ignore_result=True)
 def asks_again(self: Any, ticket_id: str, payload: Any) -> None:
     """Asks for a retry after a countdown, once."""
@@ -184,8 +190,17 @@ def on_task_retry(request: Any, **_: Any) -> None:
 
 
 @signals.task_revoked.connect
-def on_task_revoked(request: Any, **_: Any) -> None:
-    note("task_revoked", request.id)
+def on_task_revoked(request: Any, expired: bool, **_: Any) -> None:
+    note("task_revoked expired" if expired else "task_revoked", request.id)
+
+
+@signals.task_received.connect
+def on_task_received(request: Any, **_: Any) -> None:
+    if os.environ.get("COUNTER_RECEIVED"):
+        note(
+            json.dumps(["task_received", request.name, request.args, request.task.name, request.correlation_id]),
+            request.id,
+        )
 
 
 def cut_off(self: Any, ticket_id: str, payload: Any) -> int:

@@ -156,11 +156,6 @@ class SharedPage:
                 self._numbers[_REVOKED] = count + 1
                 self._learn_revoked()
 
-    @property
-    def has_revoked(self) -> bool:
-        """Whether any message was revoked at all. It reads one number."""
-        return self._numbers[_REVOKED] > 0
-
     def is_revoked(self, id_: str) -> bool:
         """Whether an operator revoked the message with this id."""
         count = self._numbers[_REVOKED]

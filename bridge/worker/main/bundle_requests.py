@@ -13,17 +13,19 @@ from typing import Any
 
 import orjson
 from billiard.common import TERM_SIGNAME
+from celery import signals
 from celery.app.task import Context
-from celery.platforms import signals
+from celery.platforms import signals as os_signals
+from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from bridge.protocol.envelope import SHOWN
-from bridge.protocol.headers import bundled_runs, heads_of, readable_runs
+from bridge.protocol.headers import heads_of, readable_runs
 from bridge.protocol.outcomes import Kind
 from bridge.worker.main.bundle_events import TaskEvent, json_of, quoted, send_together, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
-from bridge.worker.pool.delivery import REVOKED
+from bridge.worker.pool.delivery import EXPIRED, REVOKED
 
 #: The body of a larger bundle is not kept until its events are sent. Bytes.
 MOST_KEPT = 64 * 1024
@@ -52,7 +54,7 @@ class BundleRequest(BridgeRequest):
         running = self.member.shared.running_fences()
         if any(one.id in ids and one.fence in running for one in self.messages()):
             self._terminated_by_operator = True
-            pool.terminate_job(self.worker_pid, signals.signum(signal or TERM_SIGNAME))
+            pool.terminate_job(self.worker_pid, os_signals.signum(signal or TERM_SIGNAME))
             if self.member.forks:
                 self.lost(Kind.DEAD, Revoked("terminated"))
 
@@ -73,7 +75,7 @@ class BundleRequest(BridgeRequest):
 
     def messages(self) -> Iterator[CarriedMessage]:
         base = self._base_fence
-        for ticket, offset, attempt, messages in bundled_runs(self._message.body):
+        for ticket, offset, attempt, messages in readable_runs(self._message.body, None):
             for i, (id_, name, payload) in enumerate(messages):
                 yield CarriedMessage(id_, name, ticket, payload, base + offset + i, attempt if i == 0 else 1, i)
 
@@ -82,6 +84,31 @@ class BundleRequest(BridgeRequest):
         ignores = bool(self._app.tasks[one.task].ignore_result)
         arguments = {"args": [one.ticket, one.payload], "kwargs": {}, "ignore_result": ignores}
         return Context({**request_of_bundle(self._request_dict, self._hostname), **own, **arguments})
+
+    def signal_received(self, consumer: Any) -> None:
+        """Sends it for each message, with a request of Celery's class, since receivers know the bundle's not."""
+        if not signals.task_received.receivers:
+            return
+        for one in self.messages():
+            if (task := self._app.tasks.get(one.task)) is not None:
+                signals.task_received.send(sender=consumer, request=self._shown(one, task))
+
+    def _shown(self, one: CarriedMessage, task: Any) -> Request:
+        fields = vars(self.context_of(one))
+        arguments = f"({one.ticket!r}, {_beginning(one.payload)})"
+        shown = Request(
+            self._message,
+            headers={**fields, "argsrepr": arguments, "kwargsrepr": "{}"},
+            body=(fields["args"], fields["kwargs"], {}),
+            decoded=True,
+            hostname=self._hostname,
+            eventer=self._eventer,
+            app=self._app,
+            task=task,
+        )
+        # It takes this from the Celery message, which is the bundle's.
+        shown.request_dict["correlation_id"] = one.id
+        return shown
 
     def announce(self) -> None:
         if not watched(self._eventer):
@@ -106,12 +133,12 @@ class BundleRequest(BridgeRequest):
             # A pool within the main process reports this for an error that is no `Exception`.
             return super().on_success(failed__retval__runtime, **kwargs)
         failed, events, _ = failed__retval__runtime
-        if not failed and self.member.shared.has_revoked:
-            gone = {id_ for id_, kind, *_ in events or () if kind == REVOKED}
-            for one in self.messages() if gone else ():
-                if one.id in gone:
-                    self._notice_of(one, Revoked("revoked")).revoked(terminated=False)
-            events = [event for event in events or () if event[0] not in gone]
+        gone = {} if failed else {id_: kind for id_, kind, *_ in events or () if kind in (REVOKED, EXPIRED)}
+        if gone:
+            for one in self.messages():
+                if kind := gone.get(one.id):
+                    self._notice_of(one, Revoked(kind)).revoked(terminated=False, expired=kind == EXPIRED)
+            events = [event for event in events if event[0] not in gone]
         if not failed and events and watched(self._eventer):
             self._send_events(2 * len(events), partial(_ended, events))
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)

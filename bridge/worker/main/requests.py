@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import WorkerLostError
+from celery import signals
 from celery.app.task import Context
 from celery.exceptions import Ignore, Terminated, TimeLimitExceeded
-from celery.platforms import signals
+from celery.platforms import signals as os_signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
 
@@ -36,7 +37,7 @@ from bridge.routing.text import error_text
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.pool.calls import cut_off_in
 from bridge.worker.pool.celery_notices import CeleryNotice
-from bridge.worker.pool.delivery import RevokedHere
+from bridge.worker.pool.delivery import EXPIRED, RevokedHere
 from bridge.worker.pool.exceptions import stand_in
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class BridgeRequest(_Base):
     def messages(self) -> Iterator[CarriedMessage]:
         """The messages of this request. It parses the body, so it is for rare cases only."""
         raise NotImplementedError
+
+    def signal_received(self, consumer: Any) -> None:
+        """Sends Celery's signal ``task_received``. ``consumer``: Celery's."""
+        signals.task_received.send(sender=consumer, request=self)
 
     def announce(self) -> None:
         """Sends the events for received messages."""
@@ -260,7 +265,7 @@ class BridgeRequest(_Base):
                 if isinstance(exc, RevokedHere):
                     # The pool process has written the outcome.
                     self._outcomes_reported = True
-                    return self._announce_revoked("revoked", False, None, False)
+                    return self._announce_revoked(exc.why, False, None, exc.why == EXPIRED)
                 return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
             finally:
                 if not self._waits_for_end:
@@ -302,7 +307,7 @@ class BridgeRequest(_Base):
         del emit_retry
         if not self.member.shared.ends_now or not self.member.can_end or not self.time_start:
             return
-        pool.terminate_job(self.worker_pid, signals.signum(signal or TERM_SIGNAME))
+        pool.terminate_job(self.worker_pid, os_signals.signum(signal or TERM_SIGNAME))
         task_ready(self)
         if self.member.forks:
             self.lost(Kind.INTERRUPTED, Terminated("the worker was told to end at once"))

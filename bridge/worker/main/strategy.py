@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery import signals
 from celery.exceptions import NotRegistered
 from celery.utils.functional import noop
 from celery.utils.imports import symbol_by_name
@@ -128,7 +127,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
         if request.revoked():
             return None
-        signals.task_received.send(sender=consumer, request=request)
+        request.signal_received(consumer)
         request.announce()
         bucket = bucket_of(task.name) if rate_limits else None
         if bucket:

@@ -78,12 +78,12 @@ class CeleryNotice:
         )
         self._event("task-failed")
 
-    def revoked(self, *, terminated: bool) -> None:
-        """An operator revoked the message. ``terminated``: it was running."""
+    def revoked(self, *, terminated: bool, expired: bool = False) -> None:
+        """An operator revoked the message, or it had ``expired``. ``terminated``: it was running."""
         task, request = self._task, self._request
-        reason = "terminated" if terminated else "revoked"
+        reason = "terminated" if terminated else "expired" if expired else "revoked"
         self._quietly(task.backend.mark_as_revoked, request.id, reason, request=request, store_result=self._stores)
-        fields = {"terminated": terminated, "signum": None, "expired": False}
+        fields = {"terminated": terminated, "signum": None, "expired": expired}
         self._quietly(task_revoked.send, sender=task, request=request, **fields)
         if self._eventer and self._eventer.enabled and task.send_events:
             self._eventer.send("task-revoked", uuid=request.id, **fields)

@@ -32,8 +32,10 @@ CUT_OFF = "WorkerLostError: the pool process died as it began"
 #: The error when Celery had asked that process to end.
 ENDED = "Terminated: the pool process was asked to end as it began"
 
-#: The event of a message that an operator revoked before it started, and the error in its dead letter.
+#: The event of a message that an operator revoked before it started, and that of one that had expired.
 REVOKED = "revoked"
+EXPIRED = "expired"
+#: The error in the dead letter of the former.
 REVOKED_ERROR = "Revoked: revoked"
 
 
@@ -124,6 +126,8 @@ def event_of(delivery: Delivery, traced: Traced) -> tuple[Any, ...] | None:
     if not failed:
         return (delivery.message_id, "succeeded", result, runtime)
     exc = unwrapped(result) if result is not None else None
+    if isinstance(exc, RevokedHere):
+        return (delivery.message_id, exc.why, "", "")
     if isinstance(exc, Ignore):
         return None
     kind = "retried" if isinstance(exc, Retry) else "failed"
@@ -152,15 +156,19 @@ def failed(exc: Exception) -> Traced:
 
 
 class RevokedHere(Ignore):
-    """An operator revoked the message before it started. The main process must report that."""
+    """An operator revoked the message before it started, or it had expired. The main process must report that.
+
+    ``why``: `REVOKED` or `EXPIRED`.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
-def revoked() -> Traced:
-    """The result that tells the main process that the message was revoked."""
-    try:
-        raise RevokedHere
-    except RevokedHere:
-        return (1, ExceptionInfo(), 0.0)
+def revoked(why: str = REVOKED) -> Traced:
+    """The result that tells the main process that the message was revoked, or has expired."""
+    return failed(RevokedHere(why))
 
 
 def cut_off_outcome(asked: bool) -> tuple[Kind, str]:

@@ -47,12 +47,13 @@ from bridge.protocol.outcome_limits import ERROR_CHARS
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError, StaleFence
 from bridge.routing.history import WHY_CHARS
-from bridge.routing.message_options import EXPIRED
+from bridge.routing.message_options import EXPIRED as EXPIRED_ERROR
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import error_text, one_line, safe_repr, safe_str
 from bridge.worker.pool.celery_notices import CeleryNotice
 from bridge.worker.pool.delivery import (
     CUT_OFF,
+    EXPIRED,
     REVOKED_ERROR,
     Delivery,
     Traced,
@@ -157,12 +158,10 @@ class Execution:
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
         if task.expires is not None and has_expired(task.expires, delivery.message_id):
-            self._mark_as_expired(task, delivery)
-            return delivery.outcome(Kind.DEAD, error=f"Revoked: expired ({task.expires})"), ignored("expired")
+            return self._expired(task, delivery, f"Revoked: expired ({task.expires})")
         own = delivery.own
         if own is not None and own.expires_ms is not None and time.time() * 1000 >= own.expires_ms:
-            self._mark_as_expired(task, delivery)
-            return delivery.outcome(Kind.DEAD, EXPIRED), ignored("expired")
+            return self._expired(task, delivery, EXPIRED_ERROR)
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.
             task.__trace__ = build_tracer(task.name, task, app=self.app, hostname=self.hostname)
@@ -209,10 +208,12 @@ class Execution:
             return delivery.outcome(Kind.INTERRUPTED, why), ignored(why)
         return self._end(delivery, context, traced)
 
-    def _mark_as_expired(self, task: Any, delivery: Delivery) -> None:
+    def _expired(self, task: Any, delivery: Delivery, error: str) -> tuple[Outcome, Traced]:
+        # The main process stores it, too, as Celery does. Here it is stored before the outcome is written.
         if not task.ignore_result:
             with result_in(self.lane, delivery.message_id):
                 task.backend.mark_as_revoked(delivery.message_id, "expired")
+        return delivery.outcome(Kind.DEAD, error), revoked(EXPIRED)
 
     def _calls_of(self, incarnation: str) -> _Calls:
         """How a message of ``incarnation`` writes its success, and asks for its lease and its ticket's home. The same

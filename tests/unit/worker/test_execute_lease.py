@@ -232,7 +232,7 @@ def test_a_failure_after_the_ticket_was_taken_over_is_not_reported(
     shared.begin(LIFE, now_ns() + 60 * 10**9)
     told: list[str] = []
 
-    class Telling(app.Task):  # type: ignore[misc,name-defined]
+    class Telling(app.Task):
         def on_failure(self, *_: Any) -> None:
             told.append("on_failure")
 
