@@ -145,9 +145,16 @@ async def push(
     try:
         rows = [(message.ticket_id, message.payload, message.options()) for message in messages]
         if keys and idempotency_key is None:
-            found = await apush_each(site.app, name, rows, keys)
+            found = await apush_each(site.app, name, rows, keys, site.stopping.is_set)
         else:
-            found = await apush_many(site.app, name, rows, idempotency_key=idempotency_key, options=NONE)
+            found = await apush_many(
+                site.app,
+                name,
+                rows,
+                idempotency_key=idempotency_key,
+                options=NONE,
+                is_stopping=site.stopping.is_set,
+            )
     except PayloadError as exc:
         if "pushed under the idempotency key" in str(exc):
             raise Problem(409, str(exc)) from None

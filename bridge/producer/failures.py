@@ -33,11 +33,7 @@ def failure_of(exc: Exception, settings: Settings, pushed: list[str], total: int
     url = without_password(settings.redis_url)
     said = " ".join(str(exc).split()) or type(exc).__name__
     if not was_not_sent(exc) and not isinstance(exc, redis.exceptions.ResponseError):
-        rest = "the message may or may not be in" if total == 1 else f"{_in(pushed, total)}some after them may be"
-        return Unanswered(
-            f"no answer from Redis at {url}: {said}; {rest}; with an idempotency_key the same push can be tried again",
-            pushed,
-        )
+        return unanswered(f"no answer from Redis at {url}: {said}", pushed, total)
     rest = rest_of(pushed, total)
     if is_full(exc):
         return ServerUnavailable(
@@ -47,6 +43,12 @@ def failure_of(exc: Exception, settings: Settings, pushed: list[str], total: int
     if isinstance(exc, UNAVAILABLE):
         return ServerUnavailable(f"cannot reach Redis at {url}: {said}; {rest}", pushed)
     return ServerUnavailable(f"Redis refused: {said}; {rest}", pushed)
+
+
+def unanswered(said: str, pushed: list[str], total: int) -> Unanswered:
+    """The error of a push that did not get its last answer. ``said``: why; ``pushed`` and ``total`` as above."""
+    rest = "the message may or may not be in" if total == 1 else f"{_in(pushed, total)}some after them may be"
+    return Unanswered(f"{said}; {rest}; with an idempotency_key the same push can be tried again", pushed)
 
 
 def rest_of(pushed: list[str], total: int) -> str:

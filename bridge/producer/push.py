@@ -14,14 +14,14 @@ Contract:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from bridge.producer.failures import FAILURES, failure_of, rest_of, translated_failures
+from bridge.producer.failures import FAILURES, failure_of, rest_of, translated_failures, unanswered
 from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_bytes
 from bridge.producer.options import Past, checked_options
 from bridge.producer.parts import Part, Row, checked_messages, part_of, parts_of
@@ -118,17 +118,37 @@ async def apush_many(
     *,
     idempotency_key: str | None,
     options: Mapping[str, Any],
+    is_stopping: Callable[[], bool] | None = None,
 ) -> list[str]:
-    """As `push_many`, for asyncio."""
-    return await _asend(app, _Push.of(app, task, messages, idempotency_key, options))
+    """As `push_many`, for asyncio.
+
+    ``is_stopping``: whether this process stops. A push that is cancelled then raises `Unanswered`, which has the ids of
+    the messages that are in.
+    """
+    return await _asend(app, _Push.of(app, task, messages, idempotency_key, options), is_stopping)
 
 
-async def apush_each(app: Celery, task: str, messages: Iterable[Row], idempotency_keys: Sequence[str]) -> list[str]:
+async def apush_each(
+    app: Celery,
+    task: str,
+    messages: Iterable[Row],
+    idempotency_keys: Sequence[str],
+    is_stopping: Callable[[], bool] | None = None,
+) -> list[str]:
     """As `apush_many`, but each message has an idempotency key of its own, and is added in a step of its own."""
-    return await _asend(app, _Push.of_each(app, task, messages, idempotency_keys))
+    return await _asend(app, _Push.of_each(app, task, messages, idempotency_keys), is_stopping)
 
 
-async def _asend(app: Celery, push: _Push) -> list[str]:
+async def _asend(app: Celery, push: _Push, is_stopping: Callable[[], bool] | None) -> list[str]:
+    try:
+        return await _asend_parts(app, push)
+    except asyncio.CancelledError:
+        if is_stopping is None or not is_stopping():
+            raise
+        raise unanswered("this process stops, and did not wait for Redis", push.ids, push.total) from None
+
+
+async def _asend_parts(app: Celery, push: _Push) -> list[str]:
     exchange = push.exchange()
     call = next(exchange, None)
     while call is not None:

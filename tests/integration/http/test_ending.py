@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +21,7 @@ import trustme
 
 from bridge.http import connections, options, serving
 from bridge.http.options import Certificate
+from bridge.producer import push
 from bridge.routing.errors import ConfigurationError
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
@@ -42,6 +47,65 @@ def test_a_master_ends_in_time_with_clients_that_wait(nodes: NodeYard) -> None:
         master.terminate()
     assert "stopped" in master.logs()
     assert "Traceback" not in master.logs()
+
+
+PUSHES: dict[str, tuple[Any, dict[str, str]]] = {
+    "one": ({"ticket_id": "T", "payload": 1}, {}),
+    "parts": ([{"ticket_id": f"T{n % 7}", "payload": n} for n in range(1600)], {}),
+    "with a key": ([{"ticket_id": f"T{n % 7}", "payload": n} for n in range(1600)], {"Idempotency-Key": "k"}),
+    "events": (
+        [
+            {"specversion": "1.0", "id": str(n), "source": "/s", "type": "t", "partitionkey": f"T{n % 7}", "data": n}
+            for n in range(5)
+        ],
+        {"Content-Type": "application/cloudevents-batch+json"},
+    ),
+}
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+@pytest.mark.parametrize("kind", PUSHES)
+def test_a_push_that_a_stop_cuts_off_says_what_is_in(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, kind: str, answers: int
+) -> None:
+    """Else a client that sends it again would add it twice."""
+    monkeypatch.setattr(serving, "STOP_S", 0.2)
+    app = app_of(own_server.url)
+    # Its first call may only load the scripts.
+    app.tasks["shop.apply"].push("warm", 0)
+    stream = own_server.client(decode_responses=True)
+    stream.delete("ticket_stream")
+    body, headers = PUSHES[kind]
+    replies = 0
+    held = threading.Event()
+
+    async def answer(client: Any, call: bytes) -> Any:
+        nonlocal replies
+        reply = await ask(client, call)
+        if replies == answers:
+            held.set()
+            await asyncio.sleep(3600)
+        replies += 1
+        return reply
+
+    ask = push._answer_async
+    monkeypatch.setattr(push, "_answer_async", answer)
+    with ThreadPoolExecutor(1) as pool:
+        with port_of(app) as port:
+            pushed = pool.submit(port.post, "/api/messages", body, headers=headers)
+            wait_until(lambda: held.is_set() or pushed.done(), description="the push to wait for Redis")
+        answered = pushed.result()
+    app.bridge.client.close()
+    ids = [id_ for id_, _ in stream.xrange("ticket_stream")]
+    if not held.is_set():
+        assert (answered.status, answered.body["message_ids"]) == (201, ids)
+        return
+    assert (answered.status, answered.headers["retry-after"], answered.body["unanswered"]) == (503, "1", True)
+    certain = answered.body.get("message_ids", [])
+    assert certain == ids[: len(certain)]
+    # The last step was carried out, and its answer was not waited for.
+    step = {"one": 1, "events": 1}.get(kind, 500)
+    assert (len(certain), len(ids)) == (step * answers, min(step * (answers + 1), 1 if kind == "one" else len(body)))
 
 
 def test_an_address_that_a_killed_master_still_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
