@@ -10,6 +10,7 @@ Out: a receive with ``Accept: application/cloudevents-batch+json`` answers a bat
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +29,9 @@ _HEADER = "ce-"
 LAST_MS = 253_402_300_799_999
 #: The attributes that an event must have, and the one that names its ticket.
 REQUIRED = ("specversion", "id", "source", "type", "partitionkey")
+#: What the text of an attribute may be (CloudEvents 1.0, 2.2): not empty, without control characters.
+TEXT = r"[^\u0000-\u001f\u007f-\u009f]+"
+_is_text = re.compile(TEXT).fullmatch
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
@@ -52,8 +56,10 @@ def checked(events: Any) -> Sequence[Mapping[str, Any]]:
         if not isinstance(event, dict):
             raise Problem(400, f"{where}an event must be a JSON object")
         for name in REQUIRED:
-            if not isinstance(event.get(name), str) or not event[name]:
-                raise Problem(400, f"{where}the attribute {name} must be a text that is not empty")
+            if not isinstance(event.get(name), str) or not _is_text(event[name]):
+                raise Problem(
+                    400, f"{where}the attribute {name} must be a text that is not empty, without control characters"
+                )
         if event["specversion"] != VERSION:
             raise Problem(400, f"{where}specversion must be {VERSION}")
         if "data_base64" in event:

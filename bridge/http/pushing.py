@@ -90,7 +90,7 @@ _EVENT: dict[str, Any] = {
     "required": list(cloud_events.REQUIRED),
     "properties": {
         "specversion": {"const": cloud_events.VERSION},
-        **{name: {"type": "string", "minLength": 1} for name in cloud_events.REQUIRED[1:]},
+        **{name: {"type": "string", "pattern": f"^{cloud_events.TEXT}$"} for name in cloud_events.REQUIRED[1:]},
         "data": {},
     },
     "not": {"required": ["data_base64"]},
@@ -120,7 +120,11 @@ async def push(
     caller: Pushing,
     idempotency_key: Annotated[
         str | None,
-        Header(min_length=1, max_length=512, description="A second push with the same key within a day adds nothing."),
+        Header(
+            min_length=1,
+            max_length=512,
+            description="A second push with the same key within a day adds nothing. Not used for CloudEvents.",
+        ),
     ] = None,
     task: Annotated[
         str | None,
@@ -136,15 +140,15 @@ async def push(
     All are checked before the first is added. The messages of one request are for one task. They go in parts of up to
     500 messages or 1 MiB, each added whole or not at all. On 503 the member `message_ids` names those that are in for
     certain. With an `Idempotency-Key` the same request can be sent again: what is in is not added again, and the answer
-    has the same ids. A CloudEvent needs no key, since `source` and `id` are one: each event of a batch is added on its
-    own, and not again if it is in the stream.
+    has the same ids. A CloudEvent has its own key, `source` and `id`, and no other: each event of a batch is added on
+    its own, and not again if it is in the stream.
     """
     messages, keys = await _read(request)
     name = _task_of(site.app, messages, task)
     _authorise(site.app, caller, name)
     try:
         rows = [(message.ticket_id, message.payload, message.options()) for message in messages]
-        if keys and idempotency_key is None:
+        if keys:
             found = await apush_each(site.app, name, rows, keys, site.stopping.is_set)
         else:
             found = await apush_many(

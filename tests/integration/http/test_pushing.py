@@ -205,6 +205,38 @@ def test_an_event_that_comes_again_in_another_batch_is_pushed_once(
     assert [fields["ticket_id"] for _, fields in added] == list(ids)
 
 
+@pytest.mark.parametrize("mode", ["structured", "batched", "binary"])
+def test_a_key_of_the_request_does_not_change_the_identity_of_an_event(
+    port: Port, valkey: EmbeddedServer, mode: str
+) -> None:
+    source = f"/{uuid4()}"
+    before = len(entries(valkey))
+    ids = set()
+    for key in ({}, {"Idempotency-Key": f"{source} 1"}, {"Idempotency-Key": f"{source} 2"}, {}):
+        event = {**EVENT, "source": source}
+        if mode == "binary":
+            headers = {
+                f"ce-{name}": str(event[name]) for name in ("specversion", "id", "source", "type", "partitionkey")
+            }
+            answer = port.post("/api/messages", EVENT["data"], headers={**headers, **key})
+        else:
+            raw = json.dumps(event if mode == "structured" else [event]).encode()
+            how = STRUCTURED if mode == "structured" else BATCHED
+            answer = port.post("/api/messages", raw=raw, headers={**how, **key})
+        assert answer.status == 201, answer
+        ids.add(tuple(answer.body["message_ids"]))
+    assert (len(ids), len(entries(valkey)) - before) == (1, 1)
+
+
+@pytest.mark.parametrize("character", ["\0", "\n", "\x1f", "\x7f", "\x9f"])
+@pytest.mark.parametrize("name", ["id", "source", "type", "partitionkey"])
+def test_an_event_with_a_control_character_in_an_attribute_is_refused(port: Port, name: str, character: str) -> None:
+    """Two events could be one: a source that ends with what the id of the other one begins with."""
+    for text in (f"a{character}b", f"a{character}"):
+        answer = port.post("/api/messages", raw=json.dumps({**EVENT, name: text}).encode(), headers=STRUCTURED)
+        assert (answer.status, f"the attribute {name} must be" in answer.body["detail"]) == (400, True), answer
+
+
 def test_a_batch_with_an_event_that_was_other_before_says_what_is_in(port: Port, valkey: EmbeddedServer) -> None:
     first = port.post("/api/messages", raw=json.dumps([EVENT]).encode(), headers=BATCHED)
     events = [{**EVENT, "id": "before"}, {**EVENT, "data": "other"}, {**EVENT, "id": "after"}]
