@@ -280,6 +280,19 @@ def test_what_a_consumer_acknowledged_in_the_stream_itself_is_done(lane: HttpLan
     assert lane.count("tampered") == 0
 
 
+def test_a_message_that_is_acknowledged_in_the_stream_before_its_receive_comes_again(lane: HttpLane) -> None:
+    consumer = lane.consumer("h1")
+    with consumer.beating():
+        id_ = lane.push("T1", {"n": 0})
+        wait_until(lambda: lane.in_flight("h1") == [id_], description="the message to be dispatched")
+        assert lane.redis.xack(lane.keys.stream, lane.keys.group, id_) == 1
+        message = consumer.one()
+        assert message["message_id"] == id_
+        assert consumer.acknowledge(message).status == 200
+        lane.wait_done(1)
+    lane.assert_at_rest()
+
+
 def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpLane) -> None:
     consumer = lane.consumer("h1")
     with consumer.beating():
