@@ -27,7 +27,7 @@ def follow(
     client: Redis, lead: Leadership, older: Sequence[str], states: tuple[LaneKeys, LaneKeys] | None = None
 ) -> None:
     """Notes that the stream of the lane follows ``older``, oldest first. What was noted before stays noted until it is
-    retired. Raises `NotLeading`, and `ConfigurationError` when one of them follows the stream.
+    retired. Raises `NotLeading`, and `ConfigurationError` when one of them follows the stream, itself or over others.
 
     ``states``: the keys of the whole stream, and of its oldest version, which names where states of tickets are kept.
     That is noted for the stream, too, unless it was noted before: the key of the oldest version goes when that is
@@ -39,19 +39,19 @@ def follow(
     names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream)]
     names += [own.state_home, oldest.state_home, *map(newer_key, older)]
     home = "" if states is None else oldest.stream
-    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(list(older)), home, *older])
+    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(older), home, follows_key("%s"), *older])
     if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
         raise ConfigurationError(_circle(stream, text_of(reply[1])))
 
 
 def check_versions(client: Redis, stream: str, older: Sequence[str]) -> None:
-    """Raises `ConfigurationError` when ``stream`` cannot follow ``older``: one of them follows it, or one that is named
-    after it.
+    """Raises `ConfigurationError` when ``stream`` cannot follow ``older``: one of them follows it, itself or over
+    others, or follows one that is named after it.
     """
     for name in set(older) & newer_versions(client, stream):
         raise ConfigurationError(_circle(stream, name))
     for place, name in enumerate(older):
-        theirs = older_versions(client, name)
+        theirs = followed_by(client, name)
         if stream in theirs:
             raise ConfigurationError(_circle(stream, name))
         for late in older[place + 1 :]:
@@ -169,6 +169,19 @@ def older_versions(client: Redis, stream: str) -> tuple[str, ...]:
     return () if text is None else tuple(orjson.loads(text))
 
 
+def followed_by(client: Redis, stream: str) -> set[str]:
+    """The streams that ``stream`` follows, itself or over others."""
+    found: set[str] = set()
+    ahead = [stream]
+    while ahead:
+        # Of a version that the app does not name, this user may know nothing.
+        with suppress(NoPermissionError):
+            fresh = set(older_versions(client, ahead.pop())) - found
+            found |= fresh
+            ahead += fresh
+    return found
+
+
 def newer_versions(client: Redis, stream: str) -> set[str]:
     """The streams that follow ``stream``."""
     return {text_of(name) for name in client.smembers(newer_key(stream))}
@@ -185,4 +198,4 @@ def leave_chain(client: Redis, stream: str) -> None:
 
 
 def _circle(stream: str, older: str) -> str:
-    return f"bridge_follows names {older!r}, which follows {stream!r} itself: streams cannot follow each other"
+    return f"bridge_follows names {older!r}, which follows {stream!r} itself, or over others: streams cannot follow each other"

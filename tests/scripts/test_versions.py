@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -140,6 +141,27 @@ def test_a_circle_changes_nothing(fresh: World) -> None:
         check_versions(fresh.client, fresh.keys.stream, [OLDER.stream, NEWER.stream])
     fresh.client.sadd(newer_key(fresh.keys.stream), NEWER.stream)
     assert fresh.snapshot() == before
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_circle_over_other_streams_changes_nothing(length: int, fresh: World) -> None:
+    stream = fresh.keys.stream
+    chain = [f"v{n}" for n in range(length)]
+    # Given streams of which each follows the one before, and a circle that has nothing to do with them
+    for older, newer in [*pairwise([stream, *chain]), ("x", "y"), ("y", "x"), ("y", chain[-1])]:
+        known = older_versions(fresh.client, newer)
+        fresh.client.set(follows_key(newer), orjson.dumps([*known, older]))
+    before = fresh.snapshot()
+    for older in ([chain[-1]], ["y", chain[-1]]):
+        with pytest.raises(ConfigurationError, match="cannot follow each other"):
+            check_versions(fresh.client, stream, older)
+        with pytest.raises(ConfigurationError, match="cannot follow each other"):
+            follow(fresh.client, fresh.lead, older)
+    assert fresh.snapshot() == before
+    fresh.client.delete(follows_key(chain[0]))
+    check_versions(fresh.client, stream, [chain[-1]])
+    follow(fresh.client, fresh.lead, [chain[-1]])
+    fresh.client.flushdb()
 
 
 def test_an_older_version_with_older_ones_of_its_own_needs_them_named_before_it(fresh: World) -> None:
