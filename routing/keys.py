@@ -1,7 +1,7 @@
 """Every Redis key of a lane: one function per key, with its type, its members, its lifetime and who deletes it.
 
 All keys of a lane share the hash tag ``{stream}``, so they are in one slot of a cluster. They contain the group's name,
-so lanes of one stream never share a key. Lua builds no key names: scripts get them from here.
+so lanes of one stream never share a key. Lua builds no key names: scripts get them, or their form, from here.
 """
 
 from __future__ import annotations

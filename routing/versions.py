@@ -198,4 +198,7 @@ def leave_chain(client: Redis, stream: str) -> None:
 
 
 def _circle(stream: str, older: str) -> str:
-    return f"bridge_follows names {older!r}, which follows {stream!r} itself, or over others: streams cannot follow each other"
+    return (
+        f"bridge_follows names {older!r}, which follows {stream!r}, itself or over others: streams cannot follow each "
+        "other"
+    )

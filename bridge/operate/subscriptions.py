@@ -64,7 +64,8 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
 
 
 def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> int:
-    """How many messages from ``position`` on have left the streams already: the other groups were done with them.
+    """How many messages from ``position`` on have left the streams already: the other groups were done with them. When
+    it is an id, there may be fewer: the server does not know how many of them were before it.
 
     0 with Redis 6.2, which does not count the entries that were added.
     """
@@ -76,8 +77,8 @@ def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> i
         facts = info if isinstance(info, dict) else dict(zip(info[::2], info[1::2], strict=True))
         added, length = facts.get(b"entries-added", facts.get("entries-added")), redis.xlen(lane.stream)
         first: Any = redis.execute_command("XRANGE", lane.stream, "-", "+", "COUNT", 1)
-        begins_after = position != "start" and first and id_key(position) > id_key(first[0][0].decode())
-        if added is not None and not begins_after:
+        is_there = position != "start" and first and id_key(position) >= id_key(first[0][0].decode())
+        if added is not None and not is_there:
             found += max(0, int(added) - length)
     return found
 

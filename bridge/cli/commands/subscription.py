@@ -59,9 +59,10 @@ def add(target: Target, name: str, position: str) -> None:
     unread = count(found.unread, "message") if found.unread_exact else f"at most {count(found.unread, 'message')}"
     click.echo(f"added {name} on {', '.join(found.streams)}: {unread} to read")
     if left := left_before(redis, lanes, position):
+        most = "" if position == "start" else "at most "
         click.echo(
-            f"{count(left, 'earlier message')} had left the stream, since the other subscriptions were done with them: "
-            f"{name} does not get those"
+            f"{most}{count(left, 'earlier message')} had left the stream, since the other subscriptions were done with "
+            f"them: {name} does not get those"
         )
     if name not in declared:
         remove_it = target.commands(lanes[0]).of_app("subscription", "remove", name)
