@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -163,15 +164,15 @@ def lost_layout(stream: str) -> str:
 
 
 def claim_layout(
-    client: Redis, stream: str, partitions: int, older: Sequence[str] = (), lost: Layout | None = None
+    client: Redis, stream: str, partitions: int, versions: Sequence[str] = (), lost: Layout | None = None
 ) -> Layout:
     """The stored layout of ``stream``. When there is none, and no stream either, it is stored with ``partitions``.
 
-    ``partitions``: 1 to read only. ``older``: the versions that the stream follows; nothing is stored when one of them
-    is split in another way. ``lost``: a layout that was stored; it is stored again in any case. Raises
-    `ConfigurationError`.
+    ``partitions``: 1, without ``versions``, to read only. ``versions``: other versions of the stream. It gets their
+    generation, and nothing is stored when one of them is split in another way. ``lost``: a layout that was stored; it
+    is stored again in any case. Raises `ConfigurationError`.
     """
-    arguments = claim_arguments(stream, partitions, older) if lost is None else restore_arguments(stream, lost)
+    arguments = claim_arguments(stream, partitions, versions) if lost is None else restore_arguments(stream, lost)
     try:
         reply = CLAIM_LAYOUT.run(client, *arguments)
     except ResponseError as exc:
@@ -221,7 +222,7 @@ def copied_text(client: Redis, stream: str) -> str:
     return text if text.startswith('{"partitions":') else ""
 
 
-def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
+def find_layout(client: Redis, stream: str, partitions: int, versions: Sequence[str] = ()) -> Layout:
     """As `claim_layout`, and stores nothing."""
     if stored := stored_text(client, stream):
         return layout_of(stored, stream)
@@ -231,11 +232,23 @@ def find_layout(client: Redis, stream: str, partitions: int) -> Layout:
     # A layout is stored before its partitions: one that was stored since the first look is there now.
     if lost and (stored := stored_text(client, stream)):
         return layout_of(stored, stream)
-    if partitions > 1 and (lost or not client.exists(stream)):
-        return Layout(partitions)
+    generation = _generation_of(client, versions, partitions)
+    if (partitions > 1 and lost) or ((partitions > 1 or generation) and not client.exists(stream)):
+        return Layout(partitions, generation)
     if lost:
         raise LayoutLost(lost_layout(stream))
     return Layout()
+
+
+def _generation_of(client: Redis, versions: Sequence[str], partitions: int) -> int:
+    """The generation of those of ``versions`` that have so many partitions: that of a new version's first layout."""
+    for name in versions:
+        # One that is retired, or that cannot be read, is named elsewhere.
+        with suppress(ConfigurationError, NoPermissionError):
+            theirs = layout_of(stored_text(client, name) or copied_text(client, name), name)
+            if theirs.text and theirs.partitions == partitions:
+                return theirs.generation
+    return 0
 
 
 def _is_read(client: Redis, stream: str) -> bool:
@@ -259,8 +272,10 @@ def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Lay
     """The layout of ``older``, a version that ``stream`` follows. Raises `ConfigurationError` when it is split in
     another way.
     """
-    # Where nothing is stored, the older stream is split as this one: a master stores that.
-    theirs = claim_layout(client, older, 1) if layout.generation else find_layout(client, older, layout.partitions)
+    theirs = find_layout(client, older, layout.partitions)
+    if not theirs.text and not _exists(client, older) and not _exists(client, first_partition(older)):
+        # The older stream is split as this one: a master stores that.
+        return Layout(layout.partitions, layout.generation)
     for name, one in ((stream, layout), (older, theirs)):
         if one.older is not None:
             raise ConfigurationError(
@@ -290,16 +305,19 @@ def _count(layout: Layout) -> str:
     return count if not layout.generation else f"{count} of generation {layout.generation}"
 
 
-def claim_arguments(stream: str, partitions: int, older: Sequence[str] = ()) -> tuple[list[Argument], list[Argument]]:
+def claim_arguments(
+    stream: str, partitions: int, versions: Sequence[str] = ()
+) -> tuple[list[Argument], list[Argument]]:
     """Keys and arguments of `CLAIM_LAYOUT`."""
-    if partitions == 1:
-        return [layout_key(stream)], ["", stream, first_partition(stream), "", layout_copy_key(stream)]
-    made = Layout(partitions, 0, time.time_ns() // 1_000_000)
-    versions = [name for one in older for name in (layout_key(one), one)]
-    last, after = (Layout(partitions).stream(stream, number) for number in (partitions - 1, partitions))
-    text = text_of_layout(made)
     signs = first_partition(stream), "", layout_copy_key(stream)
-    return [layout_key(stream), stream], [text, stream, *signs, last, after, *versions]
+    if partitions == 1 and not versions:
+        return [layout_key(stream)], ["", stream, *signs]
+    text = text_of_layout(Layout(partitions, 0, time.time_ns() // 1_000_000))
+    last, after = (Layout(MOST).stream(stream, number) for number in (partitions - 1, partitions))
+    others = [word for one in versions for word in (layout_key(one), one, layout_copy_key(one))]
+    # A user of a stream with one partition may have no permission for the stream itself.
+    keys: list[Argument] = [layout_key(stream), stream] if partitions > 1 else [layout_key(stream)]
+    return keys, [text, stream, *signs, last, after, *others]
 
 
 def restore_arguments(stream: str, layout: Layout) -> tuple[list[Argument], list[Argument]]:

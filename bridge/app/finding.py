@@ -111,10 +111,10 @@ def reach(app: Celery) -> Redis:
 def learn_layout(app: Celery) -> None:
     """Reads how the app's stream is split. Raises as `reach` does, and redis errors."""
     found = bridge_of(app)
-    stream, partitions = found.settings.lane.stream, found.settings.partitions
+    settings = found.settings
     with client(found.settings.redis_url) as redis:
         try:
-            stored = find_layout(redis, stream, partitions)
+            stored = find_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams)
             found.learn_retired(redis)
         except (RedisError, OSError, ConfigurationError):
             # Says more clearly what is wrong with the server.

@@ -44,9 +44,13 @@ class Bridge:
         """How the stream is split, as far as this process knows: as the app sets it, until `take_layout`."""
         return Layout(self.settings.partitions)
 
+    #: Whether this process has looked how the stream is split.
+    knows_layout = False
+
     def take_layout(self, stored: Layout) -> Layout:
         """Goes by the ``stored`` layout from now on. Logs a warning when the app sets another one."""
         known = vars(self).get("layout")
+        self.knows_layout = True
         vars(self)["layout"] = stored
         settings = self.settings
         if stored != known and (why := difference(stored, settings.partitions, settings.lane.stream)) is not None:

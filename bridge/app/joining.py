@@ -55,7 +55,7 @@ def _found_again(join: Callable[[], Found]) -> Found:
 def _read_layouts(app: Celery, redis: Redis, *, lenient: bool) -> dict[str, Layout]:
     bridge = bridge_of(app)
     stream = bridge.settings.lane.stream
-    layout = bridge.take_layout(find_layout(redis, stream, bridge.settings.partitions))
+    layout = bridge.take_layout(find_layout(redis, stream, bridge.settings.partitions, bridge.settings.older_streams))
     bridge.learn_retired(redis)
     found = {stream: layout}
     for version in bridge.follows:
@@ -78,7 +78,7 @@ def _store_layout(app: Celery, redis: Redis) -> Layout:
     bridge = bridge_of(app)
     settings = bridge.settings
     found = claim_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams)
-    for version in bridge.follows if found.is_split and not found.generation else ():
+    for version in bridge.follows if found.is_split else ():
         with suppress(NoPermissionError):
-            claim_layout(redis, version.stream, found.partitions)
+            claim_layout(redis, version.stream, found.partitions, [settings.lane.stream])
     return bridge.take_layout(found)

@@ -126,7 +126,9 @@ def access(
     lane = (*names, *older, *of_lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
-        wanted, channels = [*names, *split_or_not, _pushed_once(keys.stream)], list[str]()
+        # The first push to a split stream looks how the older versions are split.
+        theirs = layouts if split else ()
+        wanted, channels = [*names, *split_or_not, *theirs, _pushed_once(keys.stream)], list[str]()
         commands = {*OWN[role], *commands_of_scripts(role), *commands_for_layout(split)}
         if results:
             wanted += results

@@ -216,7 +216,9 @@ class _Push:
         """
         stream = self.settings.lane.stream
         layout: Layout = self._bridge.layout
-        if self._parts and layout.partitions > 1 and not layout.text:
+        # Versions that the stream follows may have one partition of a later layout than the first one.
+        may_be_split = layout.is_split or (self.settings.older_streams and not self._bridge.knows_layout)
+        if self._parts and not layout.text and may_be_split:
             # The first push of this process.
             layout = yield from self._claim(stream)
         # Of a push in several parts under one key: no part is added when a time of any part is past.

@@ -28,7 +28,8 @@ def lanes_here(app: Celery, redis: Redis) -> list[LaneSettings]:
 def app_lanes_here(app: Celery, redis: Redis) -> Sequence[AppLane]:
     """The same, with what the app says of them."""
     found = bridge_of(app)
-    found.take_layout(find_layout(redis, found.settings.lane.stream, found.settings.partitions))
+    settings = found.settings
+    found.take_layout(find_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams))
     return lanes_of(app)
 
 
