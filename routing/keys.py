@@ -6,12 +6,22 @@ so lanes of one stream never share a key. Lua builds no key names: scripts get t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
 
 #: Keys of one consumer, and their owner.
 _OF_CONSUMERS = tuple((kind, "consumer") for kind in ("lease", "held", "queue", "given", "acknowledged", "state"))
+
+
+#: Characters that a pattern of SCAN would not take literally.
+_SPECIAL = re.compile(r"([\\\[\]*?^-])")
+
+
+def literally(text: str) -> str:
+    """``text`` as a pattern of SCAN that matches it alone."""
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 @dataclass(frozen=True)
@@ -202,7 +212,8 @@ class LaneKeys:
         """Hash name -> value (JSON): the state of one ticket (`bridge.app.state`), of the subscription ``group``.
 
         ``stream`` is the whole stream, not a partition, and of the oldest version there was. Workers write it with the
-        success of a message. Lives until it is empty, its time to live is over, or somebody deletes it.
+        success of a message. Lives until it is empty, its time to live is over, ``bridge subscription remove``, or until
+        somebody deletes it.
         """
         return f"{self.prefix}:state:{ticket}"
 

@@ -62,7 +62,7 @@ class LanesOfStream:
 
         With ``look`` it only counts them.
 
-        Raises `StillUsed` when something of it is undone or in use, and `OrderFailed`. Nothing was changed then.
+        Raises `StillUsed` when something of it is undone or in use, and `OrderFailed`. Nothing of it was changed then.
         """
         for _ in range(TRIES):
             lanes = lanes_on(self._redis, self._stream, self._found)
@@ -74,9 +74,7 @@ class LanesOfStream:
                 return int(detail)
             if code is not ReturnCode.CHANGED:
                 raise StillUsed(*self._use(code, detail, free), unread=code is ReturnCode.UNREAD)
-        raise OrderFailed(
-            f"groups of {self._stream} come and go: stop what uses it, then try again; nothing was changed"
-        )
+        raise OrderFailed(f"groups of {self._stream} come and go: stop what uses it, then try again")
 
     def _keys(self, lanes: Sequence[LaneKeys]) -> tuple[dict[str, Use], list[str]]:
         """(keys that must not exist, each with what its existence means; the keys to delete)."""

@@ -22,7 +22,7 @@ from redis.exceptions import NoPermissionError
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
 from bridge.routing.errors import InputError
-from bridge.routing.keys import layout_copy_key, layout_key, retired_key, schedule_key
+from bridge.routing.keys import layout_copy_key, layout_key, literally, retired_key, schedule_key
 from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: How often a deletion is tried while groups and consumers of the stream change.
 TRIES = 5
-#: Characters that a pattern of SCAN would not take literally.
-_SPECIAL = re.compile(r"([\\\[\]*?^-])")
 #: What follows the hash tag in the key of a ticket's state (`LaneKeys.state`). States outlive the versions of a stream.
 _STATE = re.compile(":[^:]*:state:")
 
@@ -106,7 +104,7 @@ class Retirement:
 
     def check(self) -> int:
         """Returns how many keys would be deleted. Raises `InputError` when something is undone or in use."""
-        deleted = sum(self._retire(part, look=True) for part in self._parts)
+        deleted = sum(self._retire(part) for part in self._parts)
         return deleted + len(self._found.get("", ()))
 
     def carry_out(self) -> int:
@@ -116,9 +114,12 @@ class Retirement:
         try:
             self.check()
         except BaseException:
-            self._take_note_back()
+            if self._note is None:
+                self._take_note_back()
             raise
-        deleted = sum(self._retire(part, look=False) for part in self._parts)
+        deleted = 0
+        for part in self._parts:
+            deleted += self._retire(part, deleted=deleted)
         rest = self._found.get("", ())
         deleted += self._redis.exists(*rest) if rest else 0
         for name in {self._stream, *self._parts}:
@@ -130,11 +131,12 @@ class Retirement:
         return deleted + self._redis.delete(layout_copy_key(self._stream))
 
     def _write_note(self) -> None:
+        note = self._note or Retired(int(time.time() * 1000), self._newest, self._stored.decode())
         if self._note is None:
-            note = Retired(int(time.time() * 1000), self._newest, self._stored.decode())
             self._redis.set(layout_key(self._stream), note.text)
-            names: Any = self._redis.hgetall(retired_key(self._stream))
-            self._redis.hset(retired_key(self._newest), mapping={**names, self._stream: note.since_ms})
+        # Also when an earlier run was ended between the two.
+        names: Any = self._redis.hgetall(retired_key(self._stream))
+        self._redis.hset(retired_key(note.newest), mapping={**names, self._stream: note.since_ms})
 
     def _take_note_back(self) -> None:
         self._redis.hdel(retired_key(self._newest), self._stream)
@@ -143,12 +145,16 @@ class Retirement:
         else:
             self._redis.delete(layout_key(self._stream))
 
-    def _retire(self, part: str, *, look: bool) -> int:
+    def _retire(self, part: str, *, deleted: int | None = None) -> int:
+        """``deleted``: how many keys of other partitions are deleted already; None: this only looks."""
         lanes = LanesOfStream(self._redis, part, self._found[part], letters=self._letters)
         try:
-            return lanes.delete(look=look, keep=(layout_key(self._stream),))
+            return lanes.delete(look=deleted is None, keep=(layout_key(self._stream),))
         except StillUsed as exc:
-            raise InputError(f"{part} cannot be retired: {exc.why}; nothing was changed") from None
+            so_far = "nothing was changed"
+            if deleted is not None:
+                so_far = f"the stream is retired, and {count(deleted, 'key')} deleted: run this again for the rest"
+            raise InputError(f"{part} cannot be retired: {exc.why}; {so_far}") from None
 
 
 def undo_retirement(redis: Redis, stream: str, newest: str, *, look: bool = False) -> None:
@@ -161,7 +167,11 @@ def undo_retirement(redis: Redis, stream: str, newest: str, *, look: bool = Fals
         raise InputError(f"the stream {printable(stream)} was not retired")
     if look:
         return
-    redis.delete(layout_key(stream))
+    if layout_of(note.was, stream).generation > 0:
+        # Newer versions have partitions of the same generation.
+        redis.mset({layout_key(stream): note.was, layout_copy_key(stream): note.was})
+    else:
+        redis.delete(layout_key(stream))
     for name in {note.newest, newest}:
         redis.hdel(retired_key(name), stream)
 
@@ -173,7 +183,7 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {part: [] for part in layout.streams(stream)}
     tags = {f"{{{part}}}": part for part in (stream, *found)}
     try:
-        for raw in redis.scan_iter(match=f"{{{_SPECIAL.sub(_escaped, stream)}*", count=1000):
+        for raw in redis.scan_iter(match=f"{{{literally(stream)}*", count=1000):
             key = raw.decode(errors="surrogateescape")
             tag, brace, rest = key.partition("}")
             part = tags.get(tag + brace)
@@ -187,7 +197,3 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
         # This user may not SCAN. The groups of an existing stream are known without it.
         pass
     return found
-
-
-def _escaped(special: re.Match[str]) -> str:
-    return f"\\{special.group()}"

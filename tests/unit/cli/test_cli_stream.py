@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.inspect.streams import read_retired
+from bridge.operate.deleting import LanesOfStream
+from bridge.operate.retiring import Retirement
+from bridge.routing.errors import InputError
 from bridge.routing.keys import LaneKeys, layout_key, retired_key, schedule_key
 from bridge.routing.layouts import claim_layout
 from bridge.stack.embedded import EmbeddedServer
@@ -86,3 +91,70 @@ def test_the_states_of_tickets_outlive_the_version_that_had_them_first(
     assert retired.exit_code == 0, retired.stderr
     left = {key.decode() for key in redis.scan_iter()}
     assert left == {keys.state("T:1"), layout_key("orders"), retired_key("orders:v2")}
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+def retirement(redis: Any) -> Retirement:
+    return Retirement(redis, "orders", "orders:v2", letters=False)
+
+
+def made(redis: Any, partitions: int) -> tuple[str, ...]:
+    """The partitions of `orders`, each with a group that is done."""
+    streams = claim_layout(redis, "orders", partitions).streams("orders")
+    for stream in streams:
+        redis.xgroup_create(stream, "g", "0", mkstream=True)
+    return streams
+
+
+def test_a_retirement_that_was_killed_anywhere_is_finished_by_the_next_run(
+    redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = redis.execute_command
+    calls, last = 0, 0
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise Killed
+        return original(*arguments, **options)
+
+    while calls == last:
+        redis.flushdb()
+        made(redis, 2)
+        redis.hset(schedule_key("orders"), "shop/nightly", "1 1")
+        calls, last = 0, last + 1
+        monkeypatch.setattr(redis, "execute_command", killed)
+        with suppress(Killed):
+            retirement(redis).carry_out()
+        monkeypatch.undo()
+        with suppress(InputError):
+            # Nothing may be left
+            retirement(redis).carry_out()
+        assert {key.decode() for key in redis.scan_iter()} == {layout_key("orders"), retired_key("orders:v2")}, last
+        assert [one.stream for one in read_retired(redis, ["orders:v2"])] == ["orders"], last
+    assert last > 15
+
+
+def test_a_retirement_that_stops_in_between_says_so(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = made(redis, 2)
+    original = LanesOfStream.delete
+
+    def used_meanwhile(lanes: LanesOfStream, *, look: bool = False, keep: Any = ()) -> int:
+        if not look and not redis.exists("orders:p0"):
+            redis.set(LaneKeys(last, "g").leader, "7 m1")
+        return original(lanes, look=look, keep=keep)
+
+    monkeypatch.setattr(LanesOfStream, "delete", used_meanwhile)
+    with pytest.raises(InputError, match=r"; the stream is retired, and 1 key deleted: run this again for the rest$"):
+        retirement(redis).carry_out()
+    # And a run that is refused leaves the note
+    with pytest.raises(InputError, match=r"is led by the master m1.*; nothing was changed$"):
+        retirement(redis).carry_out()
+    assert [one.stream for one in read_retired(redis, ["orders:v2"])] == ["orders"]
+    redis.delete(LaneKeys(last, "g").leader)
+    monkeypatch.undo()
+    assert retirement(redis).carry_out() == 1
