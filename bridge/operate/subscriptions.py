@@ -7,20 +7,26 @@ consumer group, so entries stay until it is done with them. Where a subscription
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import NoPermissionError
+
+from bridge.app.state_home import state_keys, versions_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
 from bridge.routing.groups import group_in
 from bridge.routing.ids import can_be_id, id_before, id_key
+from bridge.routing.keys import LaneKeys, literally
 from bridge.routing.leadership import read_token
+from bridge.routing.numbers import count
 from bridge.routing.partitions import stream_id, suffix_of
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group, unsubscribe
 from bridge.routing.text import one_line, printable
+from bridge.routing.versions import followed_by, newer_versions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 
 #: How often a deletion is tried while consumers of the lane change.
 TRIES = 5
+#: Keys that a step looks at, of those of the whole server, to find states of tickets.
+PAGE = 1000
 
 
 def check_position(text: str) -> str:
@@ -83,43 +91,102 @@ def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> i
     return found
 
 
-def refuse_served(redis: Redis, app: Celery, lanes: Sequence[LaneSettings]) -> None:
+class States:
+    """The states of tickets of a subscription. All partitions and versions of the stream share them, so they go with
+    its last lane.
+    """
+
+    def __init__(self, redis: Redis, app: Celery, lanes: Sequence[LaneSettings]) -> None:
+        self._redis = redis
+        group = lanes[0].group
+        versions = versions_of(app)
+        keys = state_keys(redis, versions, group)
+        self._match = f"{literally(keys.state(''))}*"
+        #: Which lane is named by the stream's own name, also where the stream is split.
+        self._home_keys = [LaneKeys(stream, group).state_home for stream in versions]
+        #: A version that these lanes do not have, where the subscription goes on; "": there is none.
+        self.needed_by = _beside(redis, lanes, versions)
+        #: How many there are; None: they stay, since they are needed, or this user may not look for them.
+        self.count = None if self.needed_by else self._each(len)
+
+    def delete(self) -> int:
+        """Deletes them. Returns how many."""
+        if self.count is None:
+            return 0
+        deleted = self._each(lambda page: int(self._redis.unlink(*page)))
+        self._redis.unlink(*self._home_keys)
+        return deleted or 0
+
+    def _each(self, take: Callable[[list[bytes]], int]) -> int | None:
+        """The sum of what ``take`` says of each page of keys."""
+        cursor, found = 0, 0
+        try:
+            while True:
+                cursor, page = self._redis.scan(cursor, self._match, PAGE)
+                found += take(page) if page else 0
+                if not cursor:
+                    return found
+        except NoPermissionError:
+            return None
+
+
+def _beside(redis: Redis, lanes: Sequence[LaneSettings], versions: Sequence[str]) -> str:
+    """A stream with a lane of the same subscription that ``lanes`` do not have; "": there is none."""
+    known = {lane.stream for lane in lanes}
+    for stream in {*known, *versions}:
+        for other in sorted({*newer_versions(redis, stream), *followed_by(redis, stream)} - known):
+            lane = lanes[0].on_stream(other)
+            if _group(redis, lane) is not None or redis.exists(*_fixed(lane)):
+                return other
+    return ""
+
+
+def check_removal(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], states: States) -> None:
     """Raises `ConfigurationError` or `InputError`, one line, when the subscription is another app's, is not there, or
     has live workers or masters.
     """
     for lane in lanes:
-        refuse_other(redis, app, lane)
-    if not any(_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes):
+        refuse_other(redis, app, lane, nameless=True)
+    if not states.count and not any(_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes):
         raise InputError(f"there is no subscription {lanes[0].group} on {_streams(lanes)}; `bridge subscription list`")
     for lane in lanes:
         token: Any = redis.get(lane.keys.leader)
         if token is not None:
-            raise _led(lane, token.decode())
+            raise InputError(f"{_led(lane, token.decode())}; nothing was changed")
         for name, registration in registrations_of(_registered(redis, lane)).items():
             if redis.exists(lane.keys.lease(registration.incarnation)):
-                raise _alive(lane, name)
+                raise InputError(f"{_alive(lane, name)}; nothing was changed")
 
 
-def remove(redis: Redis, lane: LaneSettings) -> int:
-    """Deletes one lane: its group and all its keys, in one step. Returns how many of both were deleted.
+def remove(redis: Redis, lanes: Sequence[LaneSettings]) -> int:
+    """Deletes lanes, each with its group and all its keys in one step. Returns how many of both were deleted.
 
-    Raises `InputError` when a master leads it or a worker serves it, and nothing was changed; redis errors.
+    Raises `InputError` when a master leads one or a worker serves it; redis errors.
     """
-    keys = lane.keys
-    for _ in range(TRIES):
-        registered = _registered(redis, lane)
-        known = registrations_of(registered)
-        incarnations = {name: registration.incarnation for name, registration in known.items()}
-        doomed = [*_fixed(lane), *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]
-        consumers = {name: (text, incarnations[name.decode()]) for name, text in registered.items()}
-        code, detail = unsubscribe(redis, keys, consumers, doomed)
+    deleted = 0
+    for lane in lanes:
+        keys = lane.keys
+        for _ in range(TRIES):
+            registered = _registered(redis, lane)
+            known = registrations_of(registered)
+            incarnations = {name: registration.incarnation for name, registration in known.items()}
+            doomed = [*_fixed(lane), *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]
+            consumers = {name: (text, incarnations[name.decode()]) for name, text in registered.items()}
+            code, detail = unsubscribe(redis, keys, consumers, doomed)
+            if code is not ReturnCode.CHANGED:
+                break
         if code is ReturnCode.OK:
-            return int(detail)
+            deleted += int(detail)
+            continue
+        so_far = "nothing was changed"
+        if deleted:
+            so_far = f"what other lanes have is deleted ({count(deleted, 'key')}): run this again to finish"
         if code is ReturnCode.HELD:
-            raise _led(lane, detail)
+            raise InputError(f"{_led(lane, detail)}; {so_far}")
         if code is ReturnCode.ALIVE:
-            raise _alive(lane, detail)
-    raise OrderFailed(f"consumers of {keys.group} come and go: stop its workers, then try again; nothing was changed")
+            raise InputError(f"{_alive(lane, detail)}; {so_far}")
+        raise OrderFailed(f"consumers of {keys.group} come and go: stop its workers, then try again; {so_far}")
+    return deleted
 
 
 def _starts(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> list[str]:
@@ -161,15 +228,15 @@ def _streams(lanes: Sequence[LaneSettings]) -> str:
     return ", ".join(lane.stream for lane in lanes)
 
 
-def _led(lane: LaneSettings, token: str) -> InputError:
-    return InputError(
+def _led(lane: LaneSettings, token: str) -> str:
+    return (
         f"{lane.group} on {lane.stream} is led by the master {read_token(token).holder}: take it out of the app "
-        "(bridge_subscriptions) and start its masters again, or stop them; nothing was changed"
+        "(bridge_subscriptions) and start its masters again, or stop them"
     )
 
 
-def _alive(lane: LaneSettings, name: str) -> InputError:
-    return InputError(
+def _alive(lane: LaneSettings, name: str) -> str:
+    return (
         f"{lane.group} on {lane.stream} is served by the worker {printable(name)}: stop it, or start it without this "
-        "subscription (bridge_serve); nothing was changed"
+        "subscription (bridge_serve)"
     )

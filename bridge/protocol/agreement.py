@@ -78,13 +78,16 @@ def refuse_newer(redis: Redis, settings: LaneSettings) -> None:
     _check_format(settings.keys, redis.hget(settings.keys.about, "format"))
 
 
-def refuse_other(redis: Redis, app: Celery, settings: LaneSettings) -> None:
-    """Before a command of ``app`` makes, changes or deletes the lane: as `arrive`, and writes nothing."""
+def refuse_other(redis: Redis, app: Celery, settings: LaneSettings, *, nameless: bool = False) -> None:
+    """Before a command of ``app`` makes, changes or deletes the lane: as `arrive`, and writes nothing.
+
+    ``nameless``: also refuses an app without a name, when the lane belongs to one.
+    """
     keys, name = settings.keys, app_name(app)
     refuse_newer(redis, settings)
     raw: Any = redis.hget(keys.about, "app")
     owner = "" if raw is None else text_of(raw)
-    if owner and name and owner != name:
+    if owner and owner != name and (name or nameless):
         raise _of_another_app(keys, owner, name)
 
 
@@ -102,8 +105,9 @@ def _newer(keys: LaneKeys, found: str) -> ConfigurationError:
 
 
 def _of_another_app(keys: LaneKeys, owner: str, name: str) -> ConfigurationError:
+    whose = f"is {name!r}" if name else "has no name"
     return ConfigurationError(
-        f"{_named(keys)} belongs to the app {owner!r}, and this is {name!r}: give it a stream or a group of its own "
+        f"{_named(keys)} belongs to the app {owner!r}, and this {whose}: give it a stream or a group of its own "
         f"(bridge_stream, bridge_group, the name in bridge_subscriptions), or, if it is the same app under a new name, "
         f"set bridge_app = {owner!r}"
     )

@@ -153,7 +153,7 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
         for part, group in product(found.streams, found.groups):
             lane = with_group(settings.lane, group).on_stream(part)
             if redis.exists(lane.keys.dead):
-                refuse_other(redis, target.app, lane)
+                refuse_other(redis, target.app, lane, nameless=True)
     deleted = retirement.check()
     numbers = (
         count(max(0, found.entries - found.letters), "done message"),

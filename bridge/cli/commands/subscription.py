@@ -112,35 +112,42 @@ def list_(target: Target, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def remove(ctx: click.Context, name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Removes the subscription NAME for good: its consumer group, its dead letters, and all its keys.
+    """Removes the subscription NAME for good: its consumer group, its dead letters, states of tickets, all its keys.
 
     It refuses while a master leads it or a worker serves it. Other subscriptions keep all messages.
     """
     from bridge.app.finding import reach
     from bridge.app.lanes import lanes_named
     from bridge.inspect.subscriptions import read_subscriptions
-    from bridge.operate.subscriptions import refuse_served
-    from bridge.operate.subscriptions import remove as remove_lane
+    from bridge.operate.subscriptions import States, check_removal
+    from bridge.operate.subscriptions import remove as remove_lanes
 
     target: Target = ctx.obj
     declared = target.subscriptions
     lanes = lanes_named(target.app, name)
     redis = reach(target.app)
-    refuse_served(redis, target.app, lanes)
+    states = States(redis, target.app, lanes)
+    check_removal(redis, target.app, lanes, states)
     (found,) = read_subscriptions(redis, {name: lanes})
     what = f"{name} on {', '.join(found.streams)} with {dropped(found)}"
+    if states.count:
+        what += f", and the {count(states.count, 'state')} of its tickets"
     if not dry_run and not yes:
         if not at_a_terminal():
             raise click.UsageError(f"this would remove {what}: add --yes, or look first with --dry-run", ctx)
         if not click.confirm(f"remove {what}?", err=True):
             return
-    deleted = 0 if dry_run else sum(remove_lane(redis, lane) for lane in lanes)
+    deleted = 0 if dry_run else remove_lanes(redis, lanes) + states.delete()
     if as_json:
-        echo_json({"dry_run": dry_run, "deleted": deleted, **found.document(target.commands(lanes[0]))})
+        document = {"dry_run": dry_run, "deleted": deleted, "states": states.count}
+        echo_json({**document, **found.document(target.commands(lanes[0]))})
     elif dry_run:
         click.echo(f"would remove {what}")
     else:
         click.echo(f"removed {what}; {count(deleted, 'key')} deleted")
+        if states.count is None:
+            why = f"{states.needed_by} has this subscription, too" if states.needed_by else "this user may not SCAN"
+            click.echo(f"states of its tickets stay, if it has any: {why}")
         if name in declared:
             click.echo("this app still declares it: a master that starts makes it again, from the stream's beginning")
         click.echo("messages that the other subscriptions are done with leave the stream: added again, it misses them")

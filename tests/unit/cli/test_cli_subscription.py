@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from bridge.routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys, layout_key, newer_key
+from bridge.routing.layouts import claim_layout
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
+from bridge.routing.subscribing import unsubscribe
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import APP, CommandLine, Lane, command_line
 
@@ -212,6 +214,83 @@ def test_keys_that_are_left_of_a_group_are_removed_too(shell: CommandLine, redis
     redis.set(LaneKeys("ticket_stream", "billing").fence, 7)
     assert shell("subscription", "remove", "billing", "--yes").exit_code == 0
     assert list(redis.scan_iter()) == []
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_removal_deletes_the_states_of_tickets_of_this_subscription_alone(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    monkeypatch.setattr("bridge.operate.subscriptions.PAGE", 3)
+    billing, search = LaneKeys("orders", "billing"), LaneKeys("orders", "search")
+    versions = {"bridge_stream": "orders:v2", "bridge_follows": ["orders"], "bridge_partitions": partitions}
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_app": "shop", "bridge_default_task": None, **versions}
+    for n in range(10):
+        redis.hset(billing.state(f"T{n}"), "total", "1")
+        redis.hset(search.state(f"T{n}"), "total", "1")
+    for stream in ("orders", "orders:v2"):
+        for one in claim_layout(redis, stream, partitions).streams(stream):
+            redis.xgroup_create(one, "billing", "0", mkstream=True)
+    redis.set(LaneKeys("orders:v2", "billing").state_home, "orders")
+    kept = {search.state(f"T{n}") for n in range(10)}
+
+    def left() -> set[str]:
+        return {key for key in redis.scan_iter() if ":state" in key}
+
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        # As long as a version that was added later has the subscription, its tasks need them
+        redis.sadd(newer_key(claim_layout(redis, "orders:v2", 1).stream("orders:v2", 0)), "orders:v3")
+        redis.xgroup_create("orders:v3", "billing", "0", mkstream=True)
+        before = left()
+        said = shell("subscription", "remove", "billing", "--yes")
+        assert "states of its tickets stay, if it has any: orders:v3 has this subscription, too" in said.stdout
+        assert left() >= before - {LaneKeys("orders:v2", "billing").state_home}
+        # And with the last lane they go, also when an earlier removal was ended before it
+        redis.delete("orders:v3")
+        dry = shell("subscription", "remove", "billing", "--dry-run")
+        assert dry.stdout.endswith("and the 10 states of its tickets\n"), dry.stderr
+        assert left() >= kept | {billing.state("T0")}
+        found = shell.json("subscription", "remove", "billing", "--yes")
+        assert found["states"] == 10
+        assert left() == kept
+        assert shell("subscription", "remove", "billing", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["depot", None])
+def test_only_the_app_that_has_a_subscription_removes_it(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    pushed(redis, 1)
+    redis.xgroup_create("ticket_stream", "billing", "0")
+    redis.hset(LaneKeys("ticket_stream", "billing").about, mapping={"format": 1, "app": "bakery"})
+    before = raw(valkey)
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_default_task": None, "bridge_app": name}
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        text = (tmp_path / f"{shell.app}.py").read_text()
+        shell.write_app(text.replace('Celery("shop", ', "Celery("))
+        said = shell("subscription", "remove", "billing", "--yes")
+    assert said.exit_code == 2
+    assert f"belongs to the app 'bakery', and this {f'is {name!r}' if name else 'has no name'}: " in said.stderr
+    assert raw(valkey) == before
+
+
+def test_a_removal_that_stops_in_between_says_so(
+    shell: CommandLine, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis.set(layout_key("ticket_stream"), '{"partitions":2,"generation":0,"since_ms":1}')
+    first, second = (LaneKeys(f"ticket_stream:p{n}", "billing") for n in range(2))
+    for keys in (first, second):
+        redis.xgroup_create(keys.stream, "billing", "0", mkstream=True)
+
+    def led_meanwhile(*arguments: Any) -> Any:
+        if arguments[1].stream == second.stream:
+            redis.set(second.leader, "7 m1")
+        return unsubscribe(*arguments)
+
+    monkeypatch.setattr("bridge.operate.subscriptions.unsubscribe", led_meanwhile)
+    said = shell("subscription", "remove", "billing", "--yes")
+    assert said.exit_code == 1
+    assert "is led by the master m1" in said.stderr
+    assert said.stderr.endswith("; what other lanes have is deleted (1 key): run this again to finish\n")
 
 
 def test_the_list_has_all_groups_of_the_stream(shell: CommandLine, redis: Any, valkey: EmbeddedServer) -> None:
