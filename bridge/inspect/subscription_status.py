@@ -56,6 +56,8 @@ class SubscriptionStatus:
     #: Messages, and their bytes, that all other groups of the stream are done with.
     held_alone: int
     held_alone_bytes: int | None
+    #: Bytes of the messages with a dead letter: these stay in the stream. Estimated.
+    dead_bytes: int | None
     #: Lanes that read nothing new, since they are beyond ``bridge_max_lag``.
     stopped: int
     #: Whether this user may read its keys. If not, ``led``, ``consumers``, ``awaiting_retry``, ``delayed``, ``dead``
@@ -93,5 +95,11 @@ class SubscriptionStatus:
             found.append(
                 f"{name} alone holds {count(self.held_alone, 'message')} of {', '.join(self.streams)}{held}: all "
                 "others are done with them"
+            )
+        if self.declared and holds_much(self.dead, self.dead_bytes):
+            held = "" if self.dead_bytes is None else f", about {data_size(self.dead_bytes)}"
+            found.append(
+                f"{name} has {count(self.dead, 'dead letter')}: their messages stay in {', '.join(self.streams)}{held}"
+                f"; replay or drop them ({commands.of_app('dead', 'list', '-s', self.name)})"
             )
         return found

@@ -138,6 +138,7 @@ class _Lane:
         self.held_bytes = stream.bytes_of(stream.undone(name))
         self.alone = stream.held_alone(name)
         self.alone_bytes = stream.bytes_of(self.alone)
+        self.dead_bytes = stream.bytes_of(dead)
         undone = stream.undone(name)
         self.unfinished = undone > 0 or dead >= lane.dead_max or not led
         unread_s = 0.0 if oldest_unread is None else (now_ms - oldest_unread) / 1000
@@ -174,6 +175,7 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         held_bytes=known([lane.held_bytes for lane in lanes]),
         held_alone=sum(lane.alone for lane in lanes),
         held_alone_bytes=known([lane.alone_bytes for lane in lanes]),
+        dead_bytes=known([lane.dead_bytes for lane in lanes]),
         stopped=sum(lane.stopped for lane in lanes),
         permitted=all(lane.permitted for lane in lanes),
         unfinished={lane.stream: lane.oldest_ms or 0 for lane in lanes if lane.unfinished},

@@ -357,6 +357,21 @@ def test_a_subscription_that_alone_holds_memory_is_named_with_messages_and_bytes
     assert "billing alone holds 1,200 messages of ticket_stream, about" in line
 
 
+def test_dead_letters_that_hold_memory_are_named(
+    shell: CommandLine, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.inspect.stream_status.HOLDS_MESSAGES", 3)
+    ids = pushed(redis, 4)
+    for name, letters in (("billing", 2), ("search", 3)):
+        redis.xgroup_create("ticket_stream", name, "$")
+        for id_ in ids[:letters]:
+            redis.xadd(LaneKeys("ticket_stream", name).dead, {"message_id": id_})
+    (line,) = [line for line in shell("status").stdout.splitlines() if "dead letter" in line]
+    assert line.startswith("! search has 3 dead letters: their messages stay in ticket_stream, about ")
+    assert line.endswith(f"; replay or drop them (`bridge -A {shell.app} dead list -s search`)")
+    assert shell("dead", "list", "-s", "search").exit_code == 0
+
+
 def test_an_undeclared_subscription_that_holds_memory_is_named(
     valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
