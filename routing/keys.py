@@ -212,8 +212,8 @@ class LaneKeys:
         """Hash name -> value (JSON): the state of one ticket (`bridge.app.state`), of the subscription ``group``.
 
         ``stream`` is the whole stream, not a partition, and of the oldest version there was. Workers write it with the
-        success of a message. Lives until it is empty, its time to live is over, ``bridge subscription remove``, or until
-        somebody deletes it.
+        success of a message. Lives until it is empty, its time to live is over, or somebody deletes it, as ``bridge
+        subscription remove`` does.
         """
         return f"{self.prefix}:state:{ticket}"
 

@@ -45,12 +45,17 @@ def register(
     return code, int(reply[1]) if code is ReturnCode.HELD else 0
 
 
-def meet(client: Redis, keys: LaneKeys, format_: int, app: str) -> tuple[ReturnCode, str]:
-    """Checks that the lane has this app and format. The first member of a lane sets both.
+def meet(
+    client: Redis, keys: LaneKeys, format_: int, app: str, layout: InLayout | None = None
+) -> tuple[ReturnCode, str]:
+    """Checks that the lane has this app and format. The first member of a lane sets both. ``layout``: as for
+    `register`.
 
-    Returns OK, NEWER with the lane's format, or OTHER with the name of the lane's app.
+    Returns OK, NEWER with the lane's format, OTHER with the name of the lane's app, or LAYOUT: the lane's stream was
+    retired or left.
     """
-    reply = _MEET.run(client, [keys.about], [format_, app])
+    layout = layout or in_layout(keys.stream)
+    reply = _MEET.run(client, [keys.about, layout.key], [format_, app, layout.generation])
     return code_of(reply[0]), text_of(reply[1]) if len(reply) > 1 else ""
 
 

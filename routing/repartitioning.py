@@ -46,7 +46,7 @@ def leave_layout(client: Redis, stream: str, known: Layout, groups: Sequence[str
     assert known.older is not None
     left = replace(known, older=None, leaving=known.older)
     old, new = known.older.streams(stream), known.streams(stream)
-    names = [layout_key(stream), *old]
+    names = [layout_key(stream), *old, *new]
     for group in groups:
         for keys in (LaneKeys(one, group) for one in old):
             names += [keys.fence, keys.tickets, keys.dead]

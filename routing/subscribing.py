@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
+from bridge.routing.errors import LaneGone
 from bridge.routing.keys import LaneKeys
+from bridge.routing.layouts import InLayout, in_layout
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
+_MAKE_GROUP = Script("make_group")
 _UNSUBSCRIBE = Script("unsubscribe")
 
 
-def make_group(client: Redis, keys: LaneKeys, position: str) -> bool:
-    """Makes the group, which reads the entries after ``position``, and the stream if there is none.
+def make_group(client: Redis, keys: LaneKeys, position: str, layout: InLayout | None = None) -> bool:
+    """Makes the group, which reads the entries after ``position``, and the stream if there is none. ``layout``: what
+    the lane's stream belongs to; None: it is a whole stream.
 
-    Returns False when the group is there already.
+    Returns False when the group is there already. Raises `LaneGone` when the stream was retired or left, redis errors.
     """
-    try:
-        client.execute_command("XGROUP", "CREATE", keys.stream, keys.group, position, "MKSTREAM")
-    except ResponseError as exc:
-        if not str(exc).startswith("BUSYGROUP"):
-            raise
-        return False
-    return True
+    layout = layout or in_layout(keys.stream)
+    code = code_of(_MAKE_GROUP.run(client, [keys.stream, layout.key], [keys.group, position, layout.generation])[0])
+    if code is ReturnCode.LAYOUT:
+        raise LaneGone(f"the stream {keys.stream} was retired or repartitioned")
+    return code is ReturnCode.OK
 
 
 def unsubscribe(

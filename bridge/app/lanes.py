@@ -293,6 +293,13 @@ def lanes_named(app: Celery, name: str) -> tuple[LaneSettings, ...]:
     return tuple(with_group(lane.settings, name) for lane in of_another)
 
 
+def layout_with(app: Celery, stream: str) -> InLayout:
+    """The layout that ``stream`` belongs to, which is of a lane of ``app``."""
+    bridge = bridge_of(app)
+    versions = (bridge.settings.lane.stream, *(version.stream for version in bridge.follows))
+    return in_layout(stream, next((one for one in versions if stream in bridge.layout.all_streams(one)), None))
+
+
 def served_lanes(app: Celery) -> tuple[AppLane, ...]:
     """The lanes that a worker of ``app`` serves. Raises `ConfigurationError` for a subscription that there is not."""
     lanes, serve = subscriptions_of(app), bridge_of(app).settings.serve

@@ -277,7 +277,7 @@ class Leader:
     def _look_around(self) -> None:
         term = self._term
         # A newer version may have used the lane in the meantime.
-        arrive(term.redis, self._app, term.settings)
+        arrive(term.redis, self._app, term.settings, self._app_lane.in_layout)
         bring_up(term)
         facts = orjson.dumps(term.facts)
         introduce(term.redis, term.leadership, facts, LANE_FORMAT, keeps_history=term.settings.history > 0)

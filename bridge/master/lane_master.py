@@ -101,7 +101,7 @@ class LaneMaster:
         self._stand_at = 0.0
         self._thread: threading.Thread | None = None
         try:
-            arrive(redis, app, self.settings)
+            arrive(redis, app, self.settings, lane.in_layout)
             self._versions.read_dropped(redis)
             self._compare(redis)
         except (RedisError, OSError) as exc:

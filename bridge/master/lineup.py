@@ -68,7 +68,7 @@ class Lineup:
     """The lanes of ``app`` in this process. ``announce`` gets a line for each change.
 
     ``named``: the subscriptions that the master stands for, or partitions of them (``billing:p2``); None: all. Raises
-    `ConfigurationError`.
+    `ConfigurationError`, and `LaneGone` when the stream got another layout meanwhile, or an older version was retired.
     """
 
     def __init__(self, app: Celery, announce: Callable[[str], None], named: Collection[str] | None) -> None:
@@ -89,7 +89,7 @@ class Lineup:
         lanes = _of_partitions(chosen, subscriptions)
         for lane in all_lanes:
             # Before any lane is led: entries leave the stream when all groups that exist are done with them.
-            begin_group(redis, lane.settings)
+            begin_group(redis, lane.settings, lane.in_layout)
         redis.close()
         self._announce = announce
         #: Whether the stream has another layout now, so that the process has other lanes.

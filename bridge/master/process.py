@@ -35,7 +35,7 @@ from bridge.link.health import Health
 from bridge.master.heartbeats import Heartbeats
 from bridge.master.lineup import Lineup
 from bridge.master.schedule_entries import entries_of
-from bridge.routing.errors import ServerUnavailable
+from bridge.routing.errors import LaneGone, ServerUnavailable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -91,7 +91,7 @@ class Master:
         check_tasks(app)
         # What is refused changes nothing.
         entries_of(app)
-        self._lineup = Lineup(app, announce, named)
+        self._lineup = self._lineup_of_now()
 
     def stop(self, *_: Any) -> None:
         """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
@@ -129,11 +129,19 @@ class Master:
                 self._server.join()
         self._announce("stopped")
 
+    def _lineup_of_now(self) -> Lineup:
+        """The lanes of the layout that is stored. It may become another one while they are made."""
+        while True:
+            try:
+                return Lineup(self._app, self._announce, self._named)
+            except LaneGone as exc:
+                logger.info("looking at the layout again: %s", exc)
+
     def _take_part(self) -> bool:
         """Takes part in the lanes of the new layout. Returns False when the master was asked to stop."""
         while not self._stop.is_set():
             try:
-                self._lineup = Lineup(self._app, self._announce, self._named)
+                self._lineup = self._lineup_of_now()
             except UNAVAILABLE as exc:
                 logger.warning("cannot take part in the lanes of the new layout, trying again: %s", exc)
                 self._stop.wait(RETRY_S)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from bridge.app.lanes import layout_with
 from bridge.app.state_home import state_keys, versions_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
@@ -58,7 +59,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
     """Makes the groups of a subscription. It begins at ``position`` (`check_position`) on each of its streams.
 
     ``declared``: the app names it, so its lanes become the app's. Raises `ConfigurationError` and `InputError`, one
-    line, before anything was changed, and redis errors.
+    line, before anything was changed, `LaneGone` when the stream got another layout just now, and redis errors.
     """
     for lane in lanes:
         refuse_other(redis, app, lane)
@@ -66,9 +67,10 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
         raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
     for lane, start in zip(lanes, _starts(redis, lanes, position), strict=True):
         # An earlier run may have been interrupted. Then the group exists on some of the streams.
-        make_group(redis, lane.keys, start)
+        layout = layout_with(app, lane.stream)
+        make_group(redis, lane.keys, start, layout)
         if declared:
-            arrive(redis, app, lane)
+            arrive(redis, app, lane, layout)
 
 
 def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.protocol.registration import HTTP
-from bridge.routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError, LaneGone
 from bridge.routing.membership import meet
 from bridge.routing.return_codes import ReturnCode, text_of
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.routing.keys import LaneKeys
+    from bridge.routing.layouts import InLayout
     from bridge.settings.lane import LaneSettings
 
 
@@ -59,12 +60,14 @@ def app_name(app: Celery) -> str:
     return "" if name in NAMELESS else str(name)
 
 
-def arrive(redis: Redis, app: Celery, settings: LaneSettings) -> None:
-    """Before a member of ``app`` begins. Raises `ConfigurationError`, one line, when the lane is not for it, and redis
-    errors.
+def arrive(redis: Redis, app: Celery, settings: LaneSettings, layout: InLayout) -> None:
+    """Before a member of ``app`` begins. ``layout``: what the lane's stream belongs to. Raises `ConfigurationError`,
+    one line, when the lane is not for it, `LaneGone` when its stream was retired or left, and redis errors.
     """
     keys, name = settings.keys, app_name(app)
-    code, found = meet(redis, keys, LANE_FORMAT, name)
+    code, found = meet(redis, keys, LANE_FORMAT, name, layout)
+    if code is ReturnCode.LAYOUT:
+        raise LaneGone(f"the stream {keys.stream} was retired or repartitioned")
     if code is ReturnCode.NEWER:
         raise _newer(keys, found)
     if code is ReturnCode.OTHER:

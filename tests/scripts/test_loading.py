@@ -27,7 +27,7 @@ from bridge.routing.retention import done, letters, remove
 from bridge.routing.retiring import retire
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import Script
-from bridge.routing.subscribing import unsubscribe
+from bridge.routing.subscribing import make_group, unsubscribe
 from bridge.routing.ticks import LastTick, Pusher, drop_ticks, tick
 from bridge.routing.transitions import (
     adopt,
@@ -100,6 +100,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "note_tasks": lambda w: note_tasks(w.client, w.lead, {"shop.task": 1}, [], {}),
     "follow": lambda w: follow(w.client, w.lead, []),
     "retire": lambda w: retire(w.client, "ticket_stream", [], [], []),
+    "make_group": lambda w: make_group(w.client, w.keys, "0"),
     "meet": lambda w: meet(w.client, w.keys, 1, "shop"),
     "unsubscribe": lambda w: unsubscribe(w.client, w.keys, {}, []),
     "move_due": lambda w: move_due(w.client, w.lead, 1, "0-0"),

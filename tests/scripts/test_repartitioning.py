@@ -9,13 +9,16 @@ import pytest
 
 from bridge.operate.deleting import LanesOfStream
 from bridge.operate.repartitioning import clear
+from bridge.routing.errors import LaneGone
 from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key, schedule_key
-from bridge.routing.layouts import claim_layout, find_layout, restore_layout, text_of_layout
+from bridge.routing.layouts import Retired, claim_layout, find_layout, in_layout, restore_layout, text_of_layout
+from bridge.routing.membership import meet
 from bridge.routing.partitions import Layout
 from bridge.routing.producing import places_of, push_many, push_once, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, guard_of
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
+from bridge.routing.subscribing import make_group
 from bridge.routing.unread_streams import UnreadStream, advice_on, unread_streams
 from tests.scripts.world import SPLIT as STREAM
 from tests.scripts.world import World
@@ -292,3 +295,45 @@ def test_messages_that_were_added_after_an_old_partition_was_left_are_not_delete
         client.delete("orders:p1")
     assert clear(client, STREAM, known(client)) == ""
     assert not [key for key in client.scan_iter() if b"orders:p1" in key]
+
+
+def test_a_group_that_came_to_an_old_partition_has_the_new_ones_from_their_first_entry(followed: World) -> None:
+    client = followed.client
+    client.xadd("orders:g1:p2", {"ticket_id": "T"})
+    client.xgroup_destroy("orders:p0", "b")
+    client.xgroup_destroy("orders:p1", "b")
+    for new in NEW.streams(STREAM):
+        client.xgroup_destroy(new, "b")
+    # When a group is made on one of the old partitions, by a command that did not see the new layout yet
+    assert make_group(client, LaneKeys("orders:p1", "late"), "0", in_layout("orders:p1", STREAM))
+    before = followed.snapshot()
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[:2] == (ReturnCode.CHANGED, "late")
+    assert followed.snapshot() == before
+    assert leave_layout(client, STREAM, known(client), ["a", "b", "late"])[0] is ReturnCode.OK
+    # Then it misses nothing, and one that was removed meanwhile does not come back
+    for new in NEW.streams(STREAM):
+        found = {group["name"]: group["last-delivered-id"] for group in client.xinfo_groups(new)}
+        assert found == {b"a": b"0-0", b"late": b"0-0"}
+
+
+@pytest.mark.parametrize("state", ["left", "deleted", "forgotten", "retired"])
+def test_nothing_is_made_where_the_stream_has_left_or_was_retired(followed: World, state: str) -> None:
+    client = followed.client
+    keys, layout = LaneKeys("orders:p1", "late"), in_layout("orders:p1", STREAM)
+    assert leave_layout(client, STREAM, known(client), ["a", "b"])[0] is ReturnCode.OK
+    if state != "left":
+        assert clear(client, STREAM, known(client)) == "" if state == "deleted" else True
+    if state == "forgotten":
+        forget_layout(client, STREAM, known(client))
+    if state == "retired":
+        client.set(layout_key(STREAM), Retired(1, "orders:v2", known(client).text).text)
+    before = followed.snapshot()
+    with pytest.raises(LaneGone):
+        make_group(client, keys, "0", layout)
+    assert meet(client, keys, 1, "shop", layout) == (ReturnCode.LAYOUT, "")
+    assert followed.snapshot() == before
+    if state != "retired":
+        new = LaneKeys("orders:g1:p0", "late")
+        assert make_group(client, new, "0", in_layout(new.stream, STREAM))
+        assert meet(client, new, 1, "shop", in_layout(new.stream, STREAM))[0] is ReturnCode.OK
+        client.delete(new.about)

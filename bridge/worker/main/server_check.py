@@ -26,7 +26,7 @@ from bridge.link.connections import check_server, client, is_outage
 from bridge.link.failures import translated
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import arrive, refuse_other
-from bridge.routing.errors import ConfigurationError, TicketBridgeError
+from bridge.routing.errors import ConfigurationError, LaneGone, TicketBridgeError
 from bridge.routing.layouts import difference
 from bridge.routing.text import printable
 from bridge.worker.main.new_layout import can_start_again, start_again_at_end
@@ -84,16 +84,25 @@ def check_lane_server(app: Celery) -> None:
             return
         check_server(redis, app.bridge.settings.redis_url)
         try:
-            read_layouts(app, redis, lenient=True)
-            for lane in served_lanes(app):
-                refuse_other(redis, app, lane.settings)
-            store_layout(app, redis)
-            for lane in served_lanes(app):
-                arrive(redis, app, lane.settings)
+            while True:
+                try:
+                    _join(app, redis)
+                    break
+                except LaneGone as exc:
+                    logger.info("looking at the layout again: %s", exc)
         except (RedisError, OSError) as exc:
             # The server went away just now. `ServerStep` waits for it, or Celery reports it.
             if not is_outage(exc):
                 raise translated(exc) or exc from None
+
+
+def _join(app: Celery, redis: Redis) -> None:
+    read_layouts(app, redis, lenient=True)
+    for lane in served_lanes(app):
+        refuse_other(redis, app, lane.settings)
+    store_layout(app, redis)
+    for lane in served_lanes(app):
+        arrive(redis, app, lane.settings, lane.in_layout)
 
 
 def outage_error(redis: Redis) -> Exception | None:

@@ -16,6 +16,9 @@ import pytest
 from celery import Celery
 
 import bridge
+from bridge.app.joining import store_layout
+from bridge.master.process import Master
+from bridge.operate import repartitioning
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import LaneKeys, follows_key, layout_copy_key, layout_key, newer_key
 from bridge.routing.layouts import check_layouts, find_layout
@@ -24,6 +27,7 @@ from bridge.routing.repartitioning import next_layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
+from bridge.worker.main.server_check import check_lane_server
 from tests.chaos.run import default_seed
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.integration.servers import run_command
@@ -31,6 +35,11 @@ from tests.keycheck import check_keys
 
 STREAM, GROUP = "ticket_stream", "concurrency_stream_group"
 TICKETS = 9
+
+
+def append(self: Any, ticket_id: str, payload: Any) -> None:
+    """A task that does nothing."""
+    del self, ticket_id, payload
 
 
 class Splitting:
@@ -42,10 +51,6 @@ class Splitting:
         self.redis: Any = self.lane.redis
         app = Celery("counter", broker=server.url, set_as_current=False)
         bridge.install(app)
-
-        def append(self: Any, ticket_id: str, payload: Any) -> None:
-            del self, ticket_id, payload
-
         self.task: Any = app.task(bind=True, name="counter.append", lazy=False, shared=False)(append)
         self.pushed = 0
 
@@ -321,3 +326,40 @@ def test_old_partitions_stay_as_long_as_their_entries_are_kept(splitting: Splitt
     splitting.repartition(2, "--drop-kept")
     assert not splitting.redis.exists(STREAM)
     assert splitting.layout.leaving is None
+
+
+@pytest.mark.parametrize("member", ["master", "worker"])
+def test_a_member_that_starts_while_the_old_partitions_go_makes_nothing_there(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    app = bridge.install(Celery("counter", broker=own_server.url, set_as_current=False))
+    app.task(bind=True, name="counter.append", lazy=False, shared=False)(append)
+    module = {"master": "bridge.master.lineup", "worker": "bridge.worker.main.server_check"}[member]
+    with own_server.client() as redis:
+        redis.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+        repartitioning.begin(redis, STREAM, Layout(), 2)
+        looked = 0
+
+        def goes_then(app: Celery, client: Any) -> Layout:
+            # The old partitions go right after the member has looked at the layout
+            nonlocal looked
+            found = store_layout(app, client)
+            looked += 1
+            if looked == 1:
+                assert found.older is not None
+                assert repartitioning.leave(redis, STREAM, find_layout(redis, STREAM, 1)) == ""
+                assert repartitioning.clear(redis, STREAM, find_layout(redis, STREAM, 1)) == ""
+            return found
+
+        monkeypatch.setattr(f"{module}.store_layout", goes_then)
+        if member == "master":
+            master = Master(app, lambda _line: None)
+            master.stop()
+        else:
+            check_lane_server(app)
+        assert looked == 2
+        assert app.bridge.layout.shape == ((2, 1), None, None)
+        left = {key.decode() for key in redis.scan_iter()}
+        assert STREAM not in left
+        assert not any(key.startswith(f"{{{STREAM}}}:") for key in left), left
+        assert LaneKeys(f"{STREAM}:g1:p0", GROUP).about in left
