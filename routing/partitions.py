@@ -22,8 +22,8 @@ from zlib import crc32
 MOST = 4096
 #: The generation and the number in the suffix of an id.
 _PARTS = re.compile("[gp][0-9]+")
-#: The end of the name of a partition's stream.
-_PARTITION = re.compile(r":p[0-9]+\Z")
+#: The end of the name of a partition's stream, and what stands before ``:p0`` in it.
+_PARTITION = re.compile(r":[gp][0-9]+\Z")
 #: What stands between a stream id and the name of its partition.
 AT = "@"
 
@@ -109,7 +109,7 @@ def suffix_in(stream: str, whole: str, other: str) -> str:
 
 
 def is_partition(stream: str) -> bool:
-    """Whether ``stream`` has the name of a partition of another stream."""
+    """Whether ``stream`` has the name of a partition of another stream, or its own ones would have such names."""
     return _PARTITION.search(stream) is not None
 
 

@@ -76,7 +76,10 @@ def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
     wanted = next_layout(layout, partitions)
     code, detail = repartition(redis, stream, layout, wanted)
     if code is ReturnCode.HELD:
-        raise InputError(f"the key {printable(detail)} is no stream: rename or delete it; nothing was changed")
+        raise InputError(
+            f"the key {printable(detail)}, which would be a new partition, is no stream, or has groups: another "
+            "program's, or of an earlier layout that was lost: rename or delete it; nothing was changed"
+        )
     if code is ReturnCode.LAYOUT:
         # Another run of the command was faster.
         return begin(redis, stream, claim_layout(redis, stream, 1), partitions)

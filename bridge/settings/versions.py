@@ -57,10 +57,10 @@ def check_follows(versions: tuple[OlderVersion, ...], lane: LaneSettings) -> Non
     """Raises `ConfigurationError` when the stream of ``lane`` would follow itself, or it is or follows a partition."""
     for key, stream in (("bridge_stream", lane.stream), *((SETTING, version.stream) for version in versions)):
         if is_partition(stream):
-            # Its keys would be those of the other stream's lanes.
+            # Its keys, or those of its partitions, would be those of the other stream's lanes.
             raise ConfigurationError(
-                f"{key} names {stream!r}, and a name that ends in :p and a number is that of a partition: name the "
-                "whole stream"
+                f"{key} names {stream!r}, and names that end in :p or :g and a number are those of partitions: name "
+                "the whole stream, or choose another name"
             )
     for version in versions:
         if version.stream == lane.stream:

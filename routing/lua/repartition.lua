@@ -5,7 +5,7 @@
 --       its copy (`bridge.routing.keys.layout_copy_key`).
 -- ARGV: layout that the caller knows ('' = none is stored), new layout, number of old partitions.
 -- Returns: {'OK'}; {'LAYOUT', layout}: another layout is stored; {'HELD', key}: a new partition has the name of a key
---          that is no stream. Only 'OK' changed anything.
+--          that is no stream, or of a stream that has groups: somebody uses it. Only 'OK' changed anything.
 -- Keeps: promise 1 across layouts: all producers change in one moment. Promise 2: each group has the new partitions
 --        from their first entry on, so a group that no master of the caller's app knows misses nothing.
 -- A full server refuses the MSET and so all of it.
@@ -30,8 +30,9 @@ for i = 2, old + 1 do
   end
 end
 for i = old + 2, #KEYS - 1 do
-  local kind = redis.call('TYPE', KEYS[i]).ok
-  if kind ~= 'none' and kind ~= 'stream' then
+  local key = KEYS[i]
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and (kind ~= 'stream' or #redis.call('XINFO', 'GROUPS', key) > 0) then
     return {'HELD', KEYS[i]}
   end
 end

@@ -83,6 +83,14 @@ def test_another_layout_or_a_key_of_another_type_changes_nothing(fresh: World) -
     before = fresh.snapshot()
     assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.HELD, "orders:g1:p2")
     assert fresh.snapshot() == before
+    # Nor a stream that has groups already: those of another stream's partition, by its name
+    client.delete("orders:g1:p2")
+    client.xgroup_create("orders:g1:p1", "theirs", "$", mkstream=True)
+    before = fresh.snapshot()
+    assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.HELD, "orders:g1:p1")
+    assert fresh.snapshot() == before
+    client.xgroup_destroy("orders:g1:p1", "theirs")
+    assert repartition(client, STREAM, known(client), NEW) == (ReturnCode.OK, "")
 
 
 def test_old_partitions_are_left_when_all_groups_are_done(followed: World) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bridge.app.installation import install
 from bridge.app.lanes import lane_of, lanes_of
 from bridge.app.task_options import check_tasks
 from bridge.routing.errors import ConfigurationError
-from bridge.routing.partitions import MOST, Layout
+from bridge.routing.partitions import MOST, Layout, is_partition
 
 
 def app(**conf: Any) -> Celery:
@@ -112,6 +112,7 @@ def test_a_partition_is_no_stream_of_an_app_whatever_its_layout(
     stream: str, layout: Layout, data: st.DataObject, key: str
 ) -> None:
     partition = layout.stream(stream, data.draw(st.integers(0, layout.partitions - 1)))
+    partition = data.draw(st.sampled_from([partition, f"{stream}:g{layout.generation}"]))
     conf: Any = {
         "bridge_stream": {"bridge_stream": partition},
         "bridge_follows": {"bridge_follows": ["orders", partition]},
@@ -123,8 +124,35 @@ def test_a_partition_is_no_stream_of_an_app_whatever_its_layout(
     assert message.startswith(next(iter(conf)))
 
 
+pieces = st.lists(st.sampled_from(["a", ":", "g", "p", "1", ":g1", ":p1"]), min_size=1, max_size=5)
+shaped = st.builds("".join, pieces)
+small = st.builds(Layout, st.integers(1, 3), st.integers(0, 2))
+
+
+@settings(max_examples=500)
+@given(shaped, small, shaped, small)
+@example("a", Layout(2, 1), "a:g1", Layout(2))
+def test_streams_with_names_that_are_not_refused_share_no_partition(
+    one: str, its: Layout, other: str, theirs: Layout
+) -> None:
+    assume(one != other and not is_partition(one) and not is_partition(other))
+    assert not {one, *its.streams(one)} & {other, *theirs.streams(other)}
+
+
 @pytest.mark.parametrize(
-    "stream", ["orders:v2", "p0", "orders:p", "orders:p1:x", "orders-p1", "orders:px1", "orders:P1"]
+    "stream",
+    [
+        "orders:v2",
+        "p0",
+        "orders:p",
+        "orders:p1:x",
+        "orders-p1",
+        "orders:px1",
+        "orders:P1",
+        "g1",
+        "orders:g",
+        "orders-g1",
+    ],
 )
 def test_other_names_are_streams(stream: str) -> None:
     check_tasks(app(bridge_default_task="shop.apply", bridge_follows=[stream]))
