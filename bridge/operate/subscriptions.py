@@ -104,22 +104,24 @@ class States:
         versions = versions_of(app)
         keys = state_keys(redis, versions, group)
         self._match = f"{literally(keys.state(''))}*"
-        #: Which lane is named by the stream's own name, also where the stream is split.
+        #: Keys of the whole stream, also where it is split.
         self._home_keys = [LaneKeys(stream, group).state_home for stream in versions]
         #: A version that these lanes do not have, where the subscription goes on; "": there is none.
         self.needed_by = _beside(redis, lanes, versions)
         #: How many there are; None: they stay, since they are needed, or this user may not look for them.
         self.count = None if self.needed_by else self._each(len)
+        #: Whether there is anything to delete.
+        self.is_left = bool(self.count or redis.exists(*self._home_keys))
 
     def delete(self) -> int:
         """Deletes them. Returns how many."""
-        if self.count is None:
-            return 0
-        deleted = self._each(lambda page: int(self._redis.unlink(*page)))
-        self._redis.unlink(*self._home_keys)
+        deleted = None if self.count is None else self._each(lambda page: int(self._redis.unlink(*page)))
+        if deleted is not None or self.needed_by:
+            # Last: a removal that is cut off finds the states again by them.
+            self._redis.unlink(*self._home_keys)
         return deleted or 0
 
-    def _each(self, take: Callable[[list[bytes]], int]) -> int | None:
+    def _each(self, take: Callable[[list[bytes | str]], int]) -> int | None:
         """The sum of what ``take`` says of each page of keys."""
         cursor, found = 0, 0
         try:
@@ -149,7 +151,8 @@ def check_removal(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], stat
     """
     for lane in lanes:
         refuse_other(redis, app, lane, nameless=True)
-    if not states.count and not any(_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes):
+    is_there = (_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes)
+    if not states.is_left and not any(is_there):
         raise InputError(f"there is no subscription {lanes[0].group} on {_streams(lanes)}; `bridge subscription list`")
     for lane in lanes:
         token: Any = redis.get(lane.keys.leader)
@@ -172,7 +175,8 @@ def remove(redis: Redis, lanes: Sequence[LaneSettings]) -> int:
             registered = _registered(redis, lane)
             known = registrations_of(registered)
             incarnations = {name: registration.incarnation for name, registration in known.items()}
-            doomed = [*_fixed(lane), *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]
+            fixed = [key for key in _fixed(lane) if key != keys.state_home]
+            doomed = [*fixed, *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]
             consumers = {name: (text, incarnations[name.decode()]) for name, text in registered.items()}
             code, detail = unsubscribe(redis, keys, consumers, doomed)
             if code is not ReturnCode.CHANGED:

@@ -152,11 +152,11 @@ def test_a_circle_over_other_streams_changes_nothing(length: int, fresh: World) 
         known = older_versions(fresh.client, newer)
         fresh.client.set(follows_key(newer), orjson.dumps([*known, older]))
     before = fresh.snapshot()
-    for older in ([chain[-1]], ["y", chain[-1]]):
+    for names in ([chain[-1]], ["y", chain[-1]]):
         with pytest.raises(ConfigurationError, match="cannot follow each other"):
-            check_versions(fresh.client, stream, older)
+            check_versions(fresh.client, stream, names)
         with pytest.raises(ConfigurationError, match="cannot follow each other"):
-            follow(fresh.client, fresh.lead, older)
+            follow(fresh.client, fresh.lead, names)
     assert fresh.snapshot() == before
     fresh.client.delete(follows_key(chain[0]))
     check_versions(fresh.client, stream, [chain[-1]])

@@ -31,7 +31,7 @@ def test_a_stream_that_was_repartitioned_gets_a_new_version(chain: Versions, ste
     partitions = steps[-1]
     layout = Layout(partitions, len(steps))
     shape = (layout.partitions, layout.generation)
-    new = {"bridge_partitions": partitions, "bridge_follows": [GHOST, OLD]}
+    new: dict[str, Any] = {"bridge_partitions": partitions, "bridge_follows": [GHOST, OLD]}
     nodes: list[Any] = [chain.worker("w1", **ONLY_V1), chain.master("m1", **ONLY_V1)]
     for count in steps:
         chain.operate("stream", "repartition", str(count), **ONLY_V1)
@@ -78,7 +78,7 @@ def test_a_stream_that_was_repartitioned_gets_a_new_version(chain: Versions, ste
     chain.check_each_version_in_order()
     assert stored(chain, "orders:v2") == stored(chain, "ghost") == shape
     # And the old one is retired, as any other
-    alone = {**new, "bridge_follows": []}
+    alone: dict[str, Any] = {**new, "bridge_follows": []}
     for node in nodes:
         node.terminate()
     assert "retired orders with" in chain.operate("stream", "retire", "orders", "--yes", **alone)

@@ -158,3 +158,18 @@ def test_a_retirement_that_stops_in_between_says_so(redis: Any, monkeypatch: pyt
     redis.delete(LaneKeys(last, "g").leader)
     monkeypatch.undo()
     assert retirement(redis).carry_out() == 1
+
+
+def test_dead_letters_of_an_app_are_not_dropped_by_one_without_a_name(
+    redis: Any, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = LaneKeys("orders", "g")
+    redis.xgroup_create("orders", "g", "0", mkstream=True)
+    redis.xadd(keys.dead, {"message_id": "1-1"})
+    redis.hset(keys.about, mapping={"format": 1, "app": "bakery"})
+    with command_line(tmp_path, monkeypatch, valkey.url, bridge_stream="orders:v2") as shell:
+        shell.write_app((tmp_path / f"{shell.app}.py").read_text().replace('Celery("shop", ', "Celery("))
+        said = shell("stream", "retire", "orders", "--drop-dead", "--yes")
+    assert said.exit_code == 2
+    assert "belongs to the app 'bakery', and this has no name: " in said.stderr
+    assert redis.xlen(keys.dead) == 1

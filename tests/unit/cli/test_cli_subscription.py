@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from bridge.routing.keys import LaneKeys, layout_key, newer_key
 from bridge.routing.layouts import claim_layout
@@ -253,6 +255,38 @@ def test_a_removal_deletes_the_states_of_tickets_of_this_subscription_alone(
         assert found["states"] == 10
         assert left() == kept
         assert shell("subscription", "remove", "billing", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_removal_that_is_cut_off_anywhere_is_finished_by_the_next_one(
+    valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    original, calls, last = Redis.execute_command, 0, 0
+
+    def cut_off(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise RedisConnectionError("cut off")
+        return original(*arguments, **options)
+
+    settings = {"bridge_subscriptions": SUBSCRIPTIONS, "bridge_default_task": None, "bridge_stream": "orders:v2"}
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        while calls >= last:
+            redis.flushdb()
+            for stream in claim_layout(redis, "orders:v2", partitions).streams("orders:v2"):
+                redis.xgroup_create(stream, "billing", "0", mkstream=True)
+                redis.set(LaneKeys(stream, "billing").fence, 7)
+            # The states are those of a version that was retired
+            redis.set(LaneKeys("orders:v2", "billing").state_home, "orders")
+            redis.hset(LaneKeys("orders", "billing").state("T"), "total", "1")
+            calls, last = 0, last + 1
+            with monkeypatch.context() as patched:
+                patched.setattr(Redis, "execute_command", cut_off)
+                shell("subscription", "remove", "billing", "--yes")
+            shell("subscription", "remove", "billing", "--yes")
+            assert [key for key in redis.scan_iter() if "billing" in key] == [], last
+    assert last > 10
 
 
 @pytest.mark.parametrize("name", ["depot", None])

@@ -21,6 +21,7 @@ from bridge.protocol.agreement import (
     package_version,
 )
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.layouts import in_layout
 from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
 
@@ -33,7 +34,7 @@ def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery
 
 def come(redis: Redis, app: Celery) -> None:
     """A member of ``app`` arrives in its only lane."""
-    arrive(redis, app, app.bridge.settings.lane)
+    arrive(redis, app, app.bridge.settings.lane, in_layout(app.bridge.settings.lane.stream))
 
 
 def facts_of(app: Celery, *, master: bool) -> dict[str, Any]:
