@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
+from bridge.routing.layouts import InLayout, in_layout
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -67,6 +68,13 @@ def _arguments(
     return (keys.tickets, keys.applied, keys.outcomes, keys.lease("none")), args
 
 
-def tell(client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes) -> ReturnCode:
-    """Writes ``outcomes`` (a JSON list), even to a full server."""
-    return code_of(_TELL.run(client, [keys.outcomes], [incarnation, outcomes]))
+def tell(
+    client: Redis, keys: LaneKeys, incarnation: str, outcomes: bytes, layout: InLayout | None = None
+) -> ReturnCode:
+    """Writes ``outcomes`` (a JSON list), even to a full server. ``layout``: what the lane's stream belongs to; None: it
+    is a whole stream.
+
+    LAYOUT: the stream was retired or left; nothing was written.
+    """
+    layout = layout or in_layout(keys.stream)
+    return code_of(_TELL.run(client, [keys.outcomes, layout.key], [incarnation, outcomes, layout.generation]))

@@ -5,7 +5,8 @@ again until the lease ends. Until then no other worker may have the tickets, so 
 outcome is void.
 
 A full server (OOM) refuses the XADD. Then the outcome is written by a script that a full server accepts. The outcome
-leads to an acknowledgement, and an acknowledgement frees memory.
+leads to an acknowledgement, and an acknowledgement frees memory. The XADD makes no stream: it may come late to a lane
+that was deleted. Where there is no stream, the script looks whether there shall be one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from bridge.routing.return_codes import ReturnCode
 if TYPE_CHECKING:
     from bridge.consumer.deadline import Deadline
     from bridge.routing.keys import LaneKeys
+    from bridge.routing.layouts import InLayout
     from bridge.settings.lane import LaneSettings
 
 logger = logging.getLogger(__name__)
@@ -60,9 +62,11 @@ class OutcomeWriter:
     its own, and would open a connection each time.
     """
 
-    def __init__(self, url: str, lane: LaneSettings, deadline: Deadline) -> None:
+    def __init__(self, url: str, lane: LaneSettings, deadline: Deadline, layout: InLayout | None = None) -> None:
+        """``layout``: what the lane's stream belongs to; None: it is a whole stream."""
         self._url = url
         self._keys = lane.keys
+        self._layout = layout
         self._deadline = deadline
         self._pid = os.getpid()
         #: Connections that are not in use now.
@@ -81,14 +85,16 @@ class OutcomeWriter:
         packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
 
         def again() -> None:
+            written = None
             try:
                 with self._wire() as wire:
                     wire.ask_packed(packed)
-                    wire.answer()
+                    written = wire.answer()
             except RedisError as exc:
                 if not is_full(exc):
                     raise
-                tell(self._client(), self._keys, incarnation, data)
+            if written is None:
+                tell(self._client(), self._keys, incarnation, data, self._layout)
 
         return UnderWay(self, incarnation, lambda wire: wire.ask_packed(packed), again)
 
@@ -96,9 +102,9 @@ class OutcomeWriter:
         """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
         known, head = self._known_head
         if known != incarnation:
-            command = ("XADD", self._keys.outcomes, "*", WHO, incarnation, EntryKind.OUTCOMES.value)
+            command = ("XADD", self._keys.outcomes, "NOMKSTREAM", "*", WHO, incarnation, EntryKind.OUTCOMES.value)
             encoded = [argument.encode() for argument in command]
-            head = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in encoded)
+            head = b"*8\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in encoded)
             self._known_head = (incarnation, head)
         return head
 
@@ -255,10 +261,11 @@ class UnderWay:
             else:
                 writer._idle.append(wire)
                 writer._outage.over()
-                self._got(reply)
-                return True
+                if reply is not None:
+                    self._got(reply)
+                    return True
         if isinstance(failed, NoScriptError) or (failed is not None and is_full(failed)):
-            # The second way to send it does without the script, or without memory.
+            # The second way to send it does without the script, without memory, or without a stream.
             failed = None
         return writer._until_lease_ends(self._incarnation, self._again, failed)
 

@@ -67,7 +67,7 @@ class Member:
         self.started = time.time()
         self.shared = SharedPage()
         self.holdings = Holdings()
-        self.writer = OutcomeWriter(self.url, self.lane, self.shared)
+        self.writer = OutcomeWriter(self.url, self.lane, self.shared, app_lane.in_layout)
         #: Starts the worker's watcher when none is running.
         self.ensure_watcher: Callable[[], None] = lambda: None
         #: Celery's pool.

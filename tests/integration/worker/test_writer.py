@@ -13,6 +13,9 @@ from bridge.app.installation import install
 from bridge.consumer.deadline import now_ns
 from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.outcomes import Kind, Outcome
+from bridge.routing.keys import layout_key
+from bridge.routing.layouts import Retired, text_of_layout
+from bridge.routing.partitions import Layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from bridge.worker.guard.shared_page import SharedPage
@@ -31,6 +34,8 @@ class Writing:
         self.writer = OutcomeWriter(settings.redis_url, settings.lane, shared)
         self.outcomes = settings.lane.keys.outcomes
         self.redis = server.client(decode_responses=True)
+        # The registration of a worker makes the stream
+        self.redis.xdel(self.outcomes, self.redis.xadd(self.outcomes, {"i": LIFE, "joined": "w1"}))
         self.made_before = self._accepted()
 
     def _accepted(self) -> int:
@@ -84,3 +89,19 @@ def test_after_cut_connections_writing_goes_on(writing: Writing) -> None:
         writing.write(n)
         writing.redis.client_kill_filter(_type="normal", skipme=True)
     assert writing.redis.xlen(writing.outcomes) == 3
+
+
+@pytest.mark.parametrize("state", ["there", "retired", "left"])
+def test_an_outcome_that_comes_late_makes_no_key_of_a_deleted_lane(writing: Writing, state: str) -> None:
+    writing.redis.delete(writing.outcomes)
+    layout = text_of_layout(Layout(2, 1, leaving=Layout()))
+    if state != "there":
+        text = layout if state == "left" else Retired(1, "newer", layout).text
+        writing.redis.set(layout_key("ticket_stream"), text)
+    writing.write(1)
+    assert writing.redis.exists(writing.outcomes) == (state == "there")
+    writing.write(2)
+    writing.redis.delete(layout_key("ticket_stream"))
+    # One that somebody deleted by hand comes again
+    writing.write(3)
+    assert writing.redis.xlen(writing.outcomes) == (3 if state == "there" else 1)
