@@ -33,6 +33,8 @@ class Fault(Enum):
     NO_SCRIPT = auto()
     #: The server has no memory left for this.
     FULL = auto()
+    #: There is no stream of outcomes, and XADD makes none.
+    NO_STREAM = auto()
     #: The server refuses to apply effects.
     REFUSED = auto()
     #: A time limit strikes while the reply is read.
@@ -62,13 +64,15 @@ class Server:
             return OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
         if fault is Fault.REFUSED and not isinstance(command, bytes) and command[2] == KEYS_OF_APPLY:
             return ResponseError("ERR refused")
+        if isinstance(command, bytes) and fault is Fault.NO_STREAM:
+            return None
         if isinstance(command, bytes):
             data = command[:-2].rpartition(b"\r\n")[2]
             self.outcomes += [(outcome.fence, outcome.kind.value) for outcome in decode(data)]
             return b"1-1"
         arguments = list(command[3 + command[2] :])
-        if len(arguments) == 2:
-            # The script of a full server.
+        if command[2] != KEYS_OF_APPLY:
+            # The script for a full server, and where there is no stream.
             self.outcomes += [(outcome.fence, outcome.kind.value) for outcome in decode(arguments[1])]
             return b"OK"
         return self._apply(arguments)

@@ -162,7 +162,7 @@ def test_a_write_that_failed_is_sent_again_before_its_tickets_go_on(pool: Pool, 
     assert set(events.values()) == {"succeeded"}
 
 
-@pytest.mark.parametrize("fault", [Fault.FULL, Fault.REPLY_LOST, Fault.LOST_ON_THE_WAY])
+@pytest.mark.parametrize("fault", [Fault.FULL, Fault.NO_STREAM, Fault.REPLY_LOST, Fault.LOST_ON_THE_WAY])
 def test_outcomes_without_effects_reach_a_server_that_failed(pool: Pool, fault: Fault) -> None:
     pool.begin([fault])
     events = pool.run([["nothing"] * 2] * 4)
