@@ -291,10 +291,10 @@ def check_layouts(client: Redis, stream: str, layout: Layout, older: str) -> Lay
 
 def _different(older: str, theirs: Layout, stream: str, layout: Layout) -> str:
     what = f"stream {older} has {_count(theirs)}, and {stream}, which follows it, has {_count(layout)}"
-    # A stored layout counts, and not the setting.
+    # What is stored for a stream goes before the setting, and no setting changes a generation.
     how = (
         f"name a new stream in bridge_stream, or `bridge stream retire {stream}` first"
-        if layout.text
+        if layout.text or theirs.partitions == layout.partitions
         else f"set bridge_partitions = {theirs.partitions} while it follows"
     )
     return f"{what}: versions of a stream need the same partitions; {how}"

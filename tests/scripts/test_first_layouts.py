@@ -77,3 +77,17 @@ def test_members_and_producers_agree_on_the_first_layout_of_a_new_version(fresh:
         assert client.get(layout_copy_key(STREAM)) == copied
     client.flushdb()
     assert min(agreed, refused, later) > 10, (agreed, refused, later)
+
+
+def test_no_setting_is_advised_where_the_number_is_right(fresh: World) -> None:
+    client = fresh.client
+    client.set(layout_key("old"), text_of_layout(Layout(2, 1, 1)))
+    client.set(layout_key("older"), text_of_layout(Layout(2, 2, 1)))
+    for refused in (
+        lambda: claim_layout(client, STREAM, 2, OLD),
+        lambda: check_layouts(client, STREAM, find_layout(client, STREAM, 2, OLD), "older"),
+    ):
+        with pytest.raises(ConfigurationError, match="name a new stream in bridge_stream, or") as caught:
+            refused()
+        assert "set bridge_partitions" not in str(caught.value)
+    client.flushdb()

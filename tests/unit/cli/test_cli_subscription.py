@@ -261,7 +261,8 @@ def test_a_removal_deletes_the_states_of_tickets_of_this_subscription_alone(
 def test_a_removal_that_is_cut_off_anywhere_is_finished_by_the_next_one(
     valkey: EmbeddedServer, redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
-    original, calls, last = Redis.execute_command, 0, 0
+    original: Any = Redis.execute_command
+    calls = last = 0
 
     def cut_off(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
