@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,10 +84,11 @@ def test_no_setting_is_advised_where_the_number_is_right(fresh: World) -> None:
     client = fresh.client
     client.set(layout_key("old"), text_of_layout(Layout(2, 1, 1)))
     client.set(layout_key("older"), text_of_layout(Layout(2, 2, 1)))
-    for refused in (
+    tries: list[Callable[[], Layout]] = [
         lambda: claim_layout(client, STREAM, 2, OLD),
         lambda: check_layouts(client, STREAM, find_layout(client, STREAM, 2, OLD), "older"),
-    ):
+    ]
+    for refused in tries:
         with pytest.raises(ConfigurationError, match="name a new stream in bridge_stream, or") as caught:
             refused()
         assert "set bridge_partitions" not in str(caught.value)
