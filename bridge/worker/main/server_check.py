@@ -90,6 +90,7 @@ def check_lane_server(app: Celery) -> None:
                     break
                 except LaneGone as exc:
                     logger.info("looking at the layout again: %s", exc)
+                    time.sleep(SERVER_CHECK_S)
         except (RedisError, OSError) as exc:
             # The server went away just now. `ServerStep` waits for it, or Celery reports it.
             if not is_outage(exc):
