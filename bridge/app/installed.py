@@ -84,7 +84,12 @@ class Bridge:
 
     @cached_property
     def client(self) -> Redis:
-        """The client that producers of this process share. Raises `ServerUnfit` and redis errors, at first use only."""
+        """The client that producers of this process share. Raises `ConfigurationError`, `ServerUnfit` and redis errors,
+        at first use only.
+        """
+        if not self.settings.redis_url:
+            # They were read while the app was eager, and its broker could not be used.
+            vars(self)["settings"] = read_settings(self._app)
         made = client(self.settings.redis_url)
         require_fit(made, self.settings.redis_url)
         return made

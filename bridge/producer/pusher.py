@@ -126,6 +126,11 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
             f"lost Redis while sending the rows of lines {batch[0].line} to {batch[-1].line}, some of which may be "
             f"in: {exc}"
         ) from None
+    except redis.exceptions.ResponseError as exc:
+        # It refused the whole call: it is busy with a script, or this user may not push any more.
+        pushed.uncertain = 0
+        what = f"the rows of lines {batch[0].line} to {batch[-1].line} were refused"
+        raise ServerUnavailable(f"{what}: {translated(exc) or exc}") from None
     except TicketBridgeError:
         pushed.uncertain = 0
         raise

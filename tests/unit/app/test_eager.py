@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge.routing.errors import PayloadError
+from bridge.routing.errors import PayloadError, ServerUnavailable
 from bridge.testing import Handled, LostAttempt, handle, recorded
 
 #: What the tasks were called with, in order.
@@ -109,6 +109,18 @@ def test_an_eager_push_refuses_a_time_that_cannot_be(app: Any) -> None:
     with pytest.raises(TypeError, match="delay must be a number"):
         task.push_many([("T", {}, {"delay": "1"})])
     assert seen == []
+
+
+def test_an_app_that_is_not_eager_any_more_needs_a_broker_that_can_be_used() -> None:
+    app = eager_app()
+    task = declare(app, save)
+    task.push("T", {"n": 1})
+    app.conf.task_always_eager = False
+    with pytest.raises(bridge.ConfigurationError, match="broker"):
+        task.push("T", {"n": 2})
+    app.conf.broker_url = "redis://127.0.0.1:1/0"
+    with pytest.raises(ServerUnavailable):
+        task.push("T", {"n": 3})
 
 
 def test_an_idempotency_key_of_one_block_is_free_in_the_next(app: Any) -> None:

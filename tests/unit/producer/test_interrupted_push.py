@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 import bridge.producer.pusher
 from bridge.producer.pusher import Destination, Pushed, push_rows
 from bridge.producer.rows import Row
 from bridge.routing import producing
+from bridge.routing.errors import ServerUnavailable
 from bridge.routing.return_codes import ReturnCode
 
 FILE = bridge.producer.pusher.__file__
@@ -72,3 +74,20 @@ def test_ctrl_c_before_any_line_leaves_true_counts(monkeypatch: pytest.MonkeyPat
         assert pushed.last_id == (f"{pushed.rows - 1}-0" if pushed.rows else None)
         counts.add((pushed.rows, pushed.uncertain))
     assert {(0, 0), (0, 4), (4, 0), (4, 4), (8, 0), (8, 2), (10, 0)} <= counts
+
+
+@pytest.mark.parametrize("text", ["BUSY Redis is busy running a script", "NOPERM this user has no permissions"])
+def test_a_call_that_is_refused_whole_leaves_true_counts(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(1)
+
+    def push(_client: object, _places: object, rows: list[object]) -> tuple[object, ...]:
+        if next(calls) == 2:
+            raise ResponseError(text)
+        return ReturnCode.OK, *(f"{n}-0".encode() for n in range(len(rows)))
+
+    monkeypatch.setattr(producing, "push_rows", push)
+    pushed = Pushed()
+    rows = [Row(n, b"T", None, b"{}") for n in range(ROWS)]
+    with pytest.raises(ServerUnavailable, match="the rows of lines 4 to 7 were refused"):
+        push_rows(cast("Redis", None), Destination("ticket_stream"), rows, BATCH, pushed, lambda _: None)
+    assert (pushed.rows, pushed.uncertain) == (BATCH, 0)
