@@ -13,6 +13,8 @@ from bridge.routing.text import one_line
 
 #: Most messages that a result lists.
 ROWS = 50
+#: What is said of the messages that come after the step that failed.
+NOT_BEGUN = "nothing was done with it: the command ended before"
 #: Most characters of a reason.
 WHY_CHARS = 400
 
@@ -23,7 +25,8 @@ def breaking_off(
 ) -> Iterator[None]:
     """When the block ends with an error, or Ctrl-C, says for how many of ``total`` messages it was done before that.
 
-    ``whys``: the result of each message so far; None: it was done. ``print_json`` gets the error as a text.
+    ``whys``: the result of each message so far; None: it was done. Those of the step that failed are among them.
+    ``print_json`` gets what is to be said of the others.
     """
     try:
         yield
@@ -32,7 +35,7 @@ def breaking_off(
         if not done:
             raise
         if print_json is not None:
-            print_json(str(exc) or "interrupted")
+            print_json(NOT_BEGUN)
         before = f"{done:,} of {total:,} were {participle} before"
         if isinstance(exc, OrderFailed):
             raise OrderFailed(f"{exc} ({before})") from None

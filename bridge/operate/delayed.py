@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bridge.operate.orders import give
+from bridge.operate.orders import INTERRUPTED, give
 from bridge.protocol.orders import DELAYED_IDS, ChangeDelayed, DelayedAct
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_key
@@ -39,13 +39,19 @@ def change(
 ) -> Iterator[Change]:
     """Changes the messages, some hundred with each order. ``due_ms``: when they are due now, for a rescheduling.
 
-    Raises `OrderFailed` and redis errors: the changes that were returned before are done.
+    Raises `OrderFailed` and redis errors, after the messages of that order, with the error as the reason of each.
     """
     source = iter(messages)
     while some := list(islice(source, DELAYED_IDS)):
         ids = [stream_id(message.id) for message in some]
         _await_reading(redis, lane, max(ids, key=id_key))
-        answer = give(redis, lane.settings.keys, ChangeDelayed(act, ids, due_ms))
+        try:
+            answer = give(redis, lane.settings.keys, ChangeDelayed(act, ids, due_ms))
+        except (Exception, KeyboardInterrupt) as exc:
+            # Nobody else knows which messages this was about.
+            for message in some:
+                yield Change(message.id, str(exc) or INTERRUPTED)
+            raise
         # "message 1-1 has begun": the command names the message itself, with its partition.
         refused = {id_: why.removeprefix(f"message {id_} ") for id_, why in answer["refused"]}
         for message, id_ in zip(some, ids, strict=True):

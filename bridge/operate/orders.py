@@ -15,8 +15,11 @@ The forms of orders and answers: `bridge.protocol.orders`.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -29,7 +32,8 @@ from bridge.routing.leadership import read_token
 from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from redis import Redis
 
@@ -49,6 +53,8 @@ RETRY_S = 0.1
 #: Characters of a refusal that are shown.
 ERROR_CHARS = 1000
 
+#: Why a message was not changed, when Ctrl-C ended the command that was about it.
+INTERRUPTED = "interrupted"
 NO_MASTER = "no master leads the lane, so the order cannot be carried out: start one with `bridge run`"
 
 
@@ -61,11 +67,16 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
     """
     _find_leader(redis, keys)
     id_ = uuid.uuid4().hex
-    entry = redis.execute_command("XADD", keys.outcomes, "*", *notice_fields(EntryKind.ORDER, id_, order_text(order)))
+    fields = notice_fields(EntryKind.ORDER, id_, order_text(order))
     reply = keys.reply(id_)
+    entry = None
     try:
+        with _interrupted_at_its_end():
+            entry = redis.execute_command("XADD", keys.outcomes, "*", *fields)
         found = _await(redis, reply, timeout_s)
     except KeyboardInterrupt:
+        if entry is None:
+            raise
         if _withdraw(redis, keys, entry):
             raise OrderFailed("interrupted; the order was withdrawn") from None
         raise OrderFailed("interrupted; the leader took the order and carries it out") from None
@@ -85,6 +96,23 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
         failed = NothingToDo if answer.get("nothing_to_do") else OrderFailed
         raise failed(one_line(str(answer["error"]), ERROR_CHARS))
     return answer
+
+
+@contextmanager
+def _interrupted_at_its_end() -> Iterator[None]:
+    """A Ctrl-C within the block takes effect at its end: in the middle of it, nobody would know what was sent."""
+    if threading.current_thread() is not threading.main_thread():
+        # Ctrl-C does not come here.
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *interrupt: came.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])
 
 
 def give_to_all(redis: Redis, orders: Sequence[tuple[LaneKeys, Order]]) -> list[dict[str, Any]]:

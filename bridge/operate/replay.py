@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.dead_letters import newest_first, select
-from bridge.operate.orders import give
+from bridge.operate.orders import INTERRUPTED, give
 from bridge.protocol.dead_letters import NAMES_NONE, Letter
 from bridge.protocol.orders import Replay
 from bridge.routing.errors import InputError
@@ -133,10 +133,16 @@ def replay_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> I
     """Orders the leader to replay ``letters``, `BATCH` at a time. Yields the result for each.
 
     Replays the messages of a ticket in id order, since an earlier one may start before the next batch.
-    Raises `OrderFailed` and redis errors: the messages that were returned before are replayed.
+    Raises `OrderFailed` and redis errors, after the letters of that order, with the error as the reason of each.
     """
     for some in _pages(_by_ticket(letters), BATCH):
-        answer = give(redis, keys, Replay([letter.id for letter in some]))
+        try:
+            answer = give(redis, keys, Replay([letter.id for letter in some]))
+        except (Exception, KeyboardInterrupt) as exc:
+            # Nobody else knows which letters this was about.
+            for letter in some:
+                yield LetterResult(letter, str(exc) or INTERRUPTED)
+            raise
         refused: dict[str, str] = dict(answer["refused"])
         put_back = set(answer["replayed"])
         for letter in some:
@@ -149,7 +155,13 @@ def drop_letters(redis: Redis, keys: LaneKeys, letters: Sequence[Letter]) -> Ite
         with redis.pipeline(transaction=False) as pipe:
             for letter in some:
                 pipe.execute_command("XDEL", keys.dead, letter.id)
-            gone = pipe.execute()
+            try:
+                gone = pipe.execute()
+            except (Exception, KeyboardInterrupt) as exc:
+                # Some of them may be deleted.
+                for letter in some:
+                    yield LetterResult(letter, str(exc) or INTERRUPTED)
+                raise
         for letter, there in zip(some, gone, strict=True):
             yield LetterResult(letter, None if there else GONE)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 import bridge.cli.commands.dead
+from bridge.cli.refusals import NOT_BEGUN
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.commands import CommandLine, Lane, command_line, letter
@@ -367,6 +370,19 @@ def test_a_replay_that_breaks_off_says_how_many_it_had_replayed(
     found = json.loads(document.stdout)
     assert (document.exit_code, found["replayed"], found["refused"]) == (1, 100, 50)
     assert {one["why"] for one in found["letters"] if not one["replayed"]} == {"no more today"}
+
+
+def test_of_a_replay_that_breaks_off_each_letter_says_whether_it_was_ordered(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    buried(lane, *["A"] * 230)
+    replay = replays(lane)
+    orders = itertools.count()
+    with fake_leader(valkey, lane, lambda order: {"error": "no more today"} if next(orders) else replay(order)):
+        document = shell("dead", "replay", "--all", "--yes", "--json")
+    found = json.loads(document.stdout)
+    assert (document.exit_code, found["replayed"], found["refused"]) == (1, 100, 130)
+    assert Counter(one["why"] for one in found["letters"]) == {None: 100, "no more today": 100, NOT_BEGUN: 30}
 
 
 def test_letters_of_any_kind_are_dropped_for_good(shell: CommandLine, lane: Lane) -> None:

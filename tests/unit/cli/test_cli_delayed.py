@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bridge.cli.refusals import NOT_BEGUN
 from bridge.inspect.delayed import Mode
 from bridge.operate.deleting import LanesOfStream, StillUsed
 from bridge.protocol.orders import DELAYED_IDS
@@ -337,6 +339,20 @@ def test_a_change_that_breaks_off_says_how_many_it_had_made(
     found = json.loads(document.stdout)
     assert (document.exit_code, found["cancelled"], found["refused"]) == (1, DELAYED_IDS, 3)
     assert [one["message_id"] for one in found["messages"] if not one["cancelled"]] == ids[-3:]
+
+
+def test_of_a_change_that_breaks_off_each_message_says_whether_it_was_ordered(
+    shell: CommandLine, lane: Lane, valkey: EmbeddedServer
+) -> None:
+    ids = delayed_ones(lane, *["A"] * (2 * DELAYED_IDS + 3))
+    orders = itertools.count()
+    with fake_leader(
+        valkey, lane, lambda _: {"error": "no more today"} if next(orders) else {"ok": True, "refused": []}
+    ):
+        document = shell("delayed", "cancel", "--all", "--yes", "--json")
+    found = {one["message_id"]: one["why"] for one in json.loads(document.stdout)["messages"]}
+    said = [None] * DELAYED_IDS + ["no more today"] * DELAYED_IDS + [NOT_BEGUN] * 3
+    assert found == dict(zip(ids, said, strict=True))
 
 
 def test_a_dry_run_changes_nothing(shell: CommandLine, lane: Lane, leader: FakeLeader) -> None:

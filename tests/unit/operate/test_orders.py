@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -135,6 +136,33 @@ def test_an_interrupted_order_is_withdrawn(lane: Lane, monkeypatch: pytest.Monke
     with pytest.raises(OrderFailed, match="interrupted; the order was withdrawn"):
         give(lane.redis, lane.keys, ORDER)
     assert lane.redis.xlen(lane.keys.outcomes) == 0
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_order_that_is_interrupted_while_it_is_sent_is_withdrawn(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, moment: str, taken: bool
+) -> None:
+    send = lane.redis.execute_command
+    handled = signal.getsignal(signal.SIGINT)
+
+    def interrupted(name: str, *arguments: Any, **options: Any) -> Any:
+        if name != "XADD":
+            return send(name, *arguments, **options)
+        if moment == "before":
+            signal.raise_signal(signal.SIGINT)
+        entry = send(name, *arguments)
+        if taken:
+            lane.redis.xdel(lane.keys.outcomes, entry)
+        signal.raise_signal(signal.SIGINT)
+        return entry
+
+    monkeypatch.setattr(lane.redis, "execute_command", interrupted)
+    said = "the leader took the order and carries it out" if taken else "the order was withdrawn"
+    with pytest.raises(OrderFailed, match=f"interrupted; {said}"):
+        give(lane.redis, lane.keys, ORDER)
+    assert lane.redis.xlen(lane.keys.outcomes) == 0
+    assert signal.getsignal(signal.SIGINT) is handled
 
 
 def test_an_order_waits_longer_than_the_clients_own_time_limit(
