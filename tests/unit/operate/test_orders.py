@@ -143,7 +143,7 @@ def test_an_interrupted_order_is_withdrawn(lane: Lane, monkeypatch: pytest.Monke
 def test_an_order_that_is_interrupted_while_it_is_sent_is_withdrawn(
     lane: Lane, monkeypatch: pytest.MonkeyPatch, moment: str, taken: bool
 ) -> None:
-    send = lane.redis.execute_command
+    send: Any = lane.redis.execute_command
     handled = signal.getsignal(signal.SIGINT)
 
     def interrupted(name: str, *arguments: Any, **options: Any) -> Any:
