@@ -105,9 +105,11 @@ class _judge:  # noqa: N801 - a function with a memory
         elif command not in _WRITES:
             return None
         else:
-            key = next(islice(arguments, _WRITES[command] - 1, None), "")
-            # The group is made, and entries are added, by commands of their own.
-            if key == self._stream and command in ("XADD", "XGROUP") and asked is None:
+            everything = list(arguments)
+            key = next(islice(everything, _WRITES[command] - 1, None), "")
+            # Entries are added, and the group is made, by any member. No entry has the id 0-0.
+            harmless = command in ("XADD", "XGROUP") and asked is None
+            if key == self._stream and (harmless or everything[0] == "CREATE" or everything[1:] == ["0-0"]):
                 return None
         if key.startswith(self._leases) and command == "SET" and asked is None:
             return OUTSIDE, f"{command} {key}"  # only a script begins a lease: renewal never revives one
