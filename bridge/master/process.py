@@ -136,6 +136,7 @@ class Master:
                 return Lineup(self._app, self._announce, self._named)
             except LaneGone as exc:
                 logger.info("looking at the layout again: %s", exc)
+                self._stop.wait(RETRY_S)
 
     def _take_part(self) -> bool:
         """Takes part in the lanes of the new layout. Returns False when the master was asked to stop."""
