@@ -16,8 +16,9 @@ from bridge.spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
 from bridge.spark.write.columns import column, in_one_line
 from bridge.spark.write.limits import REFUSED
 
-#: A member without a name, which Spark leaves out. In JSON, two quotes in a row are an empty text.
-_NO_NAME = r'""\s*:'
+#: A member without a name, which Spark leaves out. In JSON, two quotes in a row are an empty text, unless the first one
+#: is a part of a text.
+_NO_NAME = r'(?<!\\)""\s*:'
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
 #: An object whose members are not read.

@@ -403,6 +403,7 @@ def test_a_member_without_a_name_is_a_bad_row(session: SparkSession, tmp_path: P
     # Spark would leave it out in silence
     path = tmp_path / "log.jsonl"
     good = [json.dumps({"ticket_id": "A", "x": text, "o": {"y": ""}}) for text in ('"": 1', '""', "", "\\", '\\"":')]
+    good.append(json.dumps({"ticket_id": "A", "o": {'a name that ends with "': 1}}))
     bad = ['{"ticket_id": "B", "": 1}', '{"ticket_id": "C", "x": "", "o": {"y": "z", "" : 1}}']
     path.write_text("".join(f"{line}\n" for line in (*good, *bad)))
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
