@@ -29,11 +29,11 @@ from bridge.protocol.orders import order_text
 from bridge.protocol.outcome_entries import EntryKind, notice_fields
 from bridge.routing.errors import NothingToDo, OrderFailed
 from bridge.routing.leadership import read_token
+from bridge.routing.stop_signal import StopSignal
 from bridge.routing.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import FrameType
 
     from redis import Redis
 
@@ -100,19 +100,15 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
 
 @contextmanager
 def _interrupted_at_its_end() -> Iterator[None]:
-    """A Ctrl-C within the block takes effect at its end: in the middle of it, nobody would know what was sent."""
+    """Ctrl-C and SIGTERM within the block take effect at its end: else nobody would know what was sent."""
     if threading.current_thread() is not threading.main_thread():
-        # Ctrl-C does not come here.
+        # No signal comes here.
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *interrupt: came.append(interrupt))
-    try:
+    with StopSignal() as stop:
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
+    if stop.number is not None:
+        signal.raise_signal(stop.number)
 
 
 def give_to_all(redis: Redis, orders: Sequence[tuple[LaneKeys, Order]]) -> list[dict[str, Any]]:

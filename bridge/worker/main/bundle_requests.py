@@ -25,7 +25,7 @@ from bridge.protocol.outcomes import Kind
 from bridge.worker.main.bundle_events import TaskEvent, json_of, quoted, send_together, watched
 from bridge.worker.main.requests import BridgeRequest, CarriedMessage, Revoked
 from bridge.worker.pool.bundles import request_of_bundle
-from bridge.worker.pool.delivery import EXPIRED, REVOKED
+from bridge.worker.pool.delivery import EXPIRED, NEVER_STARTED
 
 #: The body of a larger bundle is not kept until its events are sent. Bytes.
 MOST_KEPT = 64 * 1024
@@ -133,12 +133,12 @@ class BundleRequest(BridgeRequest):
             # A pool within the main process reports this for an error that is no `Exception`.
             return super().on_success(failed__retval__runtime, **kwargs)
         failed, events, _ = failed__retval__runtime
-        gone = {} if failed else {id_: kind for id_, kind, *_ in events or () if kind in (REVOKED, EXPIRED)}
-        if gone:
+        if not failed and events and events[0][1] in NEVER_STARTED:
+            gone = {id_: kind for id_, kind, *_ in events if kind in NEVER_STARTED}
             for one in self.messages():
                 if kind := gone.get(one.id):
                     self._notice_of(one, Revoked(kind)).revoked(terminated=False, expired=kind == EXPIRED)
-            events = [event for event in events if event[0] not in gone]
+            events = events[len(gone) :]
         if not failed and events and watched(self._eventer):
             self._send_events(2 * len(events), partial(_ended, events))
         return super().on_success((failed, None, 0.0) if not failed else failed__retval__runtime, **kwargs)

@@ -25,6 +25,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.text import error_text
 from bridge.worker.pool.delivery import (
     CUT_OFF,
+    NEVER_STARTED,
     REVOKED,
     REVOKED_ERROR,
     Delivery,
@@ -117,6 +118,7 @@ def _run(
     unstarted: list[Outcome] = []
     position = 0
     stopping = False
+    is_dead = False
     while runs:
         going_on.clear()
         # A long round is written in two parts: while one is under way, the tickets of the other one run.
@@ -153,15 +155,19 @@ def _run(
             if shared.is_revoked(delivery.message_id):
                 events[delivery.fence] = (delivery.message_id, REVOKED, "", "")
                 pending.append((delivery, delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)))
+                is_dead = True
                 continue
             outcome, traced = _traced(execution, delivery, incarnation, template, light)
             events[delivery.fence] = event_of(delivery, traced)
             pending.append((delivery, outcome))
-            if (outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED) and position + 1 < len(deliveries):
-                going_on[delivery.ticket] = deliveries
-                if delivery.context is not None:
-                    # When its success is refused, the next message does not start.
-                    deliveries[position + 1].state = delivery.context.saved_state
+            if outcome.kind is Kind.DONE or outcome.kind is Kind.DROPPED:
+                if position + 1 < len(deliveries):
+                    going_on[delivery.ticket] = deliveries
+                    if delivery.context is not None:
+                        # When its success is refused, the next message does not start.
+                        deliveries[position + 1].state = delivery.context.saved_state
+            elif outcome.kind is Kind.DEAD:
+                is_dead = True
         if stopping:
             # The message whose fence was noted last was not started.
             shared.note_running(row, 0)
@@ -174,7 +180,11 @@ def _run(
     shared.note_running(row, 0)
     if unstarted:
         execution.writer.write(incarnation, unstarted)
-    return (0, [event for event in events.values() if event is not None], time.monotonic() - started)
+    found = [event for event in events.values() if event is not None]
+    if is_dead:
+        # First, so that the main process need not look for them among all.
+        found.sort(key=lambda event: event[1] not in NEVER_STARTED)
+    return (0, found, time.monotonic() - started)
 
 
 def _read_states(execution: Execution, incarnation: str, runs: list[list[Delivery]]) -> None:

@@ -35,6 +35,8 @@ ENDED = "Terminated: the pool process was asked to end as it began"
 #: The event of a message that an operator revoked before it started, and that of one that had expired.
 REVOKED = "revoked"
 EXPIRED = "expired"
+#: The events that a bundle has first in its list.
+NEVER_STARTED = (REVOKED, EXPIRED)
 #: The error in the dead letter of the former.
 REVOKED_ERROR = "Revoked: revoked"
 
