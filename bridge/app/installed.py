@@ -57,6 +57,15 @@ class Bridge:
             logger.warning("%s", why)
         return stored
 
+    @property
+    def may_be_split(self) -> bool:
+        """Whether the stream may be split, and this process has seen no stored layout: a push must store it first."""
+        layout = self.layout
+        if layout.text:
+            return False
+        # Versions that the stream follows may have one partition of a later layout than the first one.
+        return layout.is_split or (not self.knows_layout and bool(self.settings.follows))
+
     @cached_property
     def retired(self) -> frozenset[str]:
         """The older versions that the app names although they are retired, as far as this process knows."""

@@ -47,11 +47,9 @@ class Part:
     fields: tuple[str, ...] = ()
     earliest_ms: int = 0
 
-    def call(
-        self, stream: str, layout: Layout, task: str, key: str | None, total: int, earliest_ms: int | None = None
-    ) -> bytes:
-        """The call of the script that adds them. ``total``: the number of messages of the whole push.
-        ``earliest_ms``: as that of the part, for the whole push; None: the part is all of it.
+    def call(self, stream: str, layout: Layout, task: str, key: str | None, total: int, earliest_ms: int) -> bytes:
+        """The call of the script that adds them. ``total``: the number of messages of the whole push. ``earliest_ms``:
+        as that of the part, of all parts that have the key.
         """
         arguments = (2 + len(self.fields)) * self.count
         places = producing.places_of(stream, layout, self.hashes)
@@ -62,7 +60,6 @@ class Part:
         heading = " ".join([str(total), task, *self.fields])
         seen = hashlib.blake2b(f"{heading}\n".encode(), digest_size=8)
         seen.update(self.packed)
-        earliest_ms = self.earliest_ms if earliest_ms is None else earliest_ms
         head = (places, task, arguments, key, self.first, seen.hexdigest(), self.fields, earliest_ms)
         return producing.once_opening(*head) + self.packed
 

@@ -72,7 +72,7 @@ def _push_one(app: Celery, task: str, ticket: bytes, content: bytes) -> str | No
     """
     settings: Settings = app.bridge.settings
     layout: Layout = app.bridge.layout
-    if layout.partitions > 1 and not layout.text:
+    if app.bridge.may_be_split:
         return None
     opening = producing.one_opening(settings.lane.stream, layout, crc32(ticket) % layout.partitions, task)
     call = opening + b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(ticket), ticket, len(content), content)
@@ -216,16 +216,14 @@ class _Push:
         """
         stream = self.settings.lane.stream
         layout: Layout = self._bridge.layout
-        # Versions that the stream follows may have one partition of a later layout than the first one.
-        may_be_split = layout.is_split or (self.settings.older_streams and not self._bridge.knows_layout)
-        if self._parts and not layout.text and may_be_split:
+        if self._parts and self._bridge.may_be_split:
             # The first push of this process.
             layout = yield from self._claim(stream)
-        # Of a push in several parts under one key: no part is added when a time of any part is past.
-        whole = self._of_key == self.total and len(self._parts) > 1
-        times = [part.earliest_ms for part in self._parts if part.earliest_ms] if whole else []
-        earliest_ms = min(times, default=0) if whole else None
-        for part, key in zip(self._parts, self._keys, strict=True):
+        times = [part.earliest_ms for part in self._parts]
+        if self._of_key == self.total:
+            # No part of a push is added when a time of any part is past.
+            times = [min(filter(None, times), default=0)] * len(times)
+        for part, key, earliest_ms in zip(self._parts, self._keys, times, strict=True):
             reply = yield part.call(stream, layout, self._task, key, self._of_key, earliest_ms)
             while (stored := producing.stored_layout_in(reply)) is not None:
                 layout = yield from self._other_layout(stream, layout, stored)

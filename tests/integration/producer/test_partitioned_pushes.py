@@ -12,10 +12,10 @@ import pytest
 from bridge.producer.parts import PART_MESSAGES
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.routing.keys import layout_key
-from bridge.routing.layouts import claim_layout
+from bridge.routing.layouts import claim_layout, text_of_layout
 from bridge.routing.partitions import Layout, partition_of, stream_id, suffix_of
 from bridge.stack.embedded import EmbeddedServer
-from tests.integration.producer.test_producers import EACH_WAY, STREAM, shop_of
+from tests.integration.producer.test_producers import EACH_WAY, STREAM, in_loop, shop_of
 
 P = 4
 STREAMS = [f"{STREAM}:p{n}" for n in range(P)]
@@ -64,6 +64,41 @@ def test_each_message_is_in_its_partition_in_the_order_of_its_ticket(
 def test_one_message_is_in_its_partition(server: EmbeddedServer, shop: Any) -> None:
     ids = [shop.push(f"T{n % 3}", n) for n in range(9)]
     assert [entries(server)[id_] for id_ in ids] == [(f"T{n % 3}", str(n)) for n in range(9)]
+
+
+#: Each way to push one message.
+ONE_MESSAGE: dict[str, Callable[[Any], Any]] = {
+    "push": lambda task: task.push("T", 1),
+    "key": lambda task: task.push("T", 1, idempotency_key="k"),
+    "delay": lambda task: task.push("T", 1, delay=60),
+    "push_many": lambda task: task.push_many([("T", 1)]),
+    "apush": lambda task: in_loop(task, lambda: task.apush("T", 1)),
+    "apush_many": lambda task: in_loop(task, lambda: task.apush_many([("T", 1)])),
+}
+
+
+@pytest.mark.parametrize("way", ONE_MESSAGE)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_first_message_of_a_new_version_is_in_the_generation_of_the_older_one(
+    server: EmbeddedServer, partitions: int, way: str
+) -> None:
+    # Given a stream that was repartitioned, and a server that knows all scripts
+    older = shop_of(server.url)
+    for push in ONE_MESSAGE.values():
+        push(older)
+    older.app.bridge.client.close()
+    with server.client(decode_responses=True) as client:
+        client.set(layout_key(STREAM), text_of_layout(Layout(partitions, 1, 1)))
+        before = set(client.scan_iter())
+        # When a producer of the new version is the first to come
+        newer = {"bridge_stream": "newer", "bridge_follows": [STREAM], "bridge_partitions": partitions}
+        task = shop_of(server.url, **newer)
+        ONE_MESSAGE[way](task)
+        ONE_MESSAGE["push"](task)
+        task.app.bridge.client.close()
+        # Then the new stream has the same generation
+        made = {key for key in set(client.scan_iter()) - before if client.type(key) == "stream"}
+    assert made == {f"newer:g1:p{partition_of('T', partitions)}"}
 
 
 def test_a_task_of_beats_pushes_once_into_the_partition_of_its_ticket(server: EmbeddedServer, shop: Any) -> None:
