@@ -41,7 +41,7 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
         app._backend_cache = None
         with suppress(AttributeError):
             del app._local.backend
-        for name in ("settings", "layout", "retired", "client"):
+        for name in ("settings", "layout", "knows_layout", "retired", "client"):
             vars(bridge).pop(name, None)
 
     variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
