@@ -6,22 +6,12 @@ so lanes of one stream never share a key. Lua builds no key names: scripts get t
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
 
 #: Keys of one consumer, and their owner.
 _OF_CONSUMERS = tuple((kind, "consumer") for kind in ("lease", "held", "queue", "given", "acknowledged", "state"))
-
-
-#: Characters that a pattern of SCAN would not take literally.
-_SPECIAL = re.compile(r"([\\\[\]*?^-])")
-
-
-def literally(text: str) -> str:
-    """``text`` as a pattern of SCAN that matches it alone."""
-    return _SPECIAL.sub(r"\\\1", text)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Layout:
 
 
 def suffix_in(stream: str, whole: str, other: str) -> str:
-    """What follows a stream id in the ids of ``stream``, a partition of ``whole``. ``other``: where it is none."""
+    """What follows a stream id in the ids of ``stream``, a partition of ``whole``; ``other`` if it is none."""
     parts = stream.removeprefix(f"{whole}:").split(":") if stream.startswith(f"{whole}:") else []
     return AT + "".join(parts) if parts and all(map(_PARTS.fullmatch, parts)) else other
 

@@ -5,6 +5,7 @@ The lanes are those of all its consumer groups, whatever app they belong to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: How often a deletion is tried while groups and consumers of the stream change.
 TRIES = 5
+#: Characters that a pattern of SCAN would not take literally.
+_SPECIAL = re.compile(r"([\\\[\]*?^-])")
 
 
 class StillUsed(Exception):
@@ -131,3 +134,8 @@ def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneK
         if "no such key" not in str(exc):
             raise
     return [LaneKeys(stream, name) for name in sorted(names)]
+
+
+def literally(text: str) -> str:
+    """``text`` as a pattern of SCAN that matches it alone."""
+    return _SPECIAL.sub(r"\\\1", text)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError
 
 from bridge.inspect.advice import NOT_OF_AN_APP
-from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on
+from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on, literally
 from bridge.routing.errors import InputError
-from bridge.routing.keys import layout_copy_key, layout_key, literally, retired_key, schedule_key
+from bridge.routing.keys import layout_copy_key, layout_key, retired_key, schedule_key
 from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.numbers import count
 from bridge.routing.partitions import Layout

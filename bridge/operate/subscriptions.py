@@ -16,11 +16,12 @@ from bridge.app.lanes import layout_with
 from bridge.app.state_home import state_keys, versions_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
+from bridge.operate.deleting import literally
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
 from bridge.routing.groups import group_in
 from bridge.routing.ids import can_be_id, id_before, id_key
-from bridge.routing.keys import LaneKeys, literally
+from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import read_token
 from bridge.routing.numbers import count
 from bridge.routing.partitions import stream_id, suffix_of

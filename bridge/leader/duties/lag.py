@@ -8,12 +8,12 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
   was read is handled, and if it counted, a lane would go on by itself or not, as much as it had read by chance. So the
   lane comes within its limit again only when messages are removed by hand.
 
-Messages that others overtake do not count until they are due: nobody is late with them. Unread ones do, because only
-their entries tell. What was read before is handled. So the leader reads ahead at
-most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an age,
-at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an age it
-reads nothing while the oldest message that it has read is older than half of that. With ``park`` one ticket that is
-retried for long would stop the lane for good by that.
+A delayed message that others overtake does not count until it is due: nobody is late with it. An unread one counts,
+since the leader learns that it is delayed when it reads it. What was read before is handled. So the leader reads ahead
+at most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an
+age, at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an
+age it reads nothing while the oldest message that it has read is older than half of that. With ``park`` one ticket
+that is retried for long would stop the lane for good by that.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.

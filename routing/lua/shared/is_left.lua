@@ -1,6 +1,6 @@
--- Whether nobody serves a lane any more: its stream was retired, or is a partition that the whole stream has left. What
--- was deleted then would be there again, and nobody would delete it. `key`: the layout of the whole stream; a layout
--- that is lost, or cannot be read, is no reason to refuse a member: masters store it again.
+-- Whether nobody serves a lane any more: its stream was retired, or is a partition that the whole stream has left. A
+-- member that writes there would make keys that were deleted, and nobody would delete them again. `key`: the layout of
+-- the whole stream. When it is lost or cannot be read, no member is refused: masters store it again.
 local function is_left(key, generation)
   local stored = redis.pcall('GET', key)
   local read, layout = pcall(cjson.decode, type(stored) == 'string' and stored or '')
