@@ -197,8 +197,9 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of all tests here: on a slow machine too, a sweep ends for lack of time only where a test says so."""
     clock = Clock()
     monkeypatch.setattr(bridge.leader.stream.retention, "time", clock)
     return clock
