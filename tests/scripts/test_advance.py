@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from redis.exceptions import ResponseError
 
 from bridge.routing import records
 from bridge.routing.batch import MAX_LETTER_ARGUMENTS, SECTIONS, Batch, DeadLetter
@@ -52,6 +53,32 @@ def everything(world: World) -> Batch:
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
+
+#: Keys of a lane that the script changes.
+ADVANCED = [
+    *("tickets", "applied", "retries", "outcomes", "stream", "fence", "dead", "counts", "history", "drains"),
+    *("delayed", "late", "holding"),
+]
+
+
+@pytest.mark.parametrize("name", ADVANCED)
+def test_a_key_of_another_type_changes_nothing(name: str, world: World) -> None:
+    # Given a key that another program has overwritten
+    key = getattr(world.keys, name)
+    batch = everything(world)
+    batch.history, batch.history_cap = [["row"]], 100
+    batch.drains, batch.delayed = {"w1@a": "1"}, [9, "1-0"]
+    batch.late, batch.holding = [9, "2-0"], [9, "3-0"]
+    world.client.delete(key)
+    if name == "fence":
+        world.client.rpush(key, "no string")
+    else:
+        world.client.set(key, "of another program")
+    before = world.snapshot()
+    # When a batch uses it; then no part of the batch was done
+    with pytest.raises((ResponseError, LaneConflict)):
+        advance(world.client, world.lead, OPENING, batch)
+    assert world.snapshot() == before
 
 
 def deposed(world: World) -> None:
