@@ -20,7 +20,7 @@ import orjson
 from bridge.app.state_home import keys_of_states
 from bridge.leader.parts import Parts
 from bridge.leader.picture.chained_lane import ChainedLane
-from bridge.leader.stream.blocking_reads import BlockingReads
+from bridge.leader.stream.blocking_reads import BLOCK_S, BlockingReads
 from bridge.leader.takeover.formats import bring_up
 from bridge.link.connections import Wire
 from bridge.protocol.agreement import LANE_FORMAT, arrive
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 #: Seconds without work after which a lane may rest.
 REST_S = 5.0
-#: Longest sleep of the loop, in seconds. A timer may be late by this much when nothing else happens.
-BLOCK_S = 5.0
 #: Seconds between two checks of the leases, and of everything else that is checked at intervals.
 LEASE_CHECK_S = 1.0
 #: After a check, messages have the loop for at least this many times the time that the check took. A check waits for

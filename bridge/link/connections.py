@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,8 +64,9 @@ class Wire:
         # Kept, since with sentinels the connection asks its pool where the primary is.
         self._pool: Any = client(url, timeout_s=timeout_s).connection_pool
         self._connection: Any = self._pool.make_connection()
-        #: Whether a command was sent whose reply was not read.
+        #: Whether a command was sent whose reply was not read, and when (monotonic seconds).
         self.asked = False
+        self._asked_at = 0.0
 
     @property
     def file(self) -> Any:
@@ -104,13 +106,11 @@ class Wire:
     def ask(self, *arguments: Any) -> None:
         """Sends a command; `answer` reads its reply."""
         self._send(self._connection.pack_command(*arguments))
-        self.asked = True
 
     def _ask_many(self, commands: Sequence[Sequence[Any]]) -> None:
         pack = self._connection.pack_command
         # A system call for each command would cost more than the commands.
         self._send((b"".join([part for arguments in commands for part in pack(*arguments)]),))
-        self.asked = True
 
     def _send(self, packed: Sequence[bytes]) -> None:
         try:
@@ -120,11 +120,21 @@ class Wire:
         except BaseException:
             self.close()
             raise
+        self.asked, self._asked_at = True, time.monotonic()
 
     def ask_packed(self, packed: bytes) -> None:
         """As `ask`, for a command that the caller has encoded already: the cheapest way to ask."""
         self._send((packed,))
-        self.asked = True
+
+    def expect(self, within_s: float) -> None:
+        """Raises redis' `TimeoutError` when something was asked more than ``within_s`` ago, and not answered.
+
+        For a caller that waits with a selector, when its socket has nothing to read. Where the other end is gone
+        without a word, no error would come for a quarter of an hour.
+        """
+        if self.asked and time.monotonic() - self._asked_at > within_s:
+            self.close()
+            raise redis.exceptions.TimeoutError(f"no reply within {within_s:g} s")
 
     @property
     def has_answer(self) -> bool:

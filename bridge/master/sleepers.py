@@ -91,7 +91,8 @@ class Sleepers:
         self._leading = leading
         #: Held by a lane while it is read and begins.
         self.starting = threading.BoundedSemaphore(STARTING)
-        self._blocking = Wire(url)
+        # Its selector does the waiting. The timeout is for all else.
+        self._blocking = Wire(url, timeout_s=ANSWER_S)
         #: Lent to lanes for a glance.
         self._redis = client(url, timeout_s=ANSWER_S, single=True)
         self._wire = Wire(url, timeout_s=ANSWER_S)
@@ -214,6 +215,7 @@ class Sleepers:
         if self._blocking.asked and self._blocking.file in ready:
             for lane in self._named(self._blocking.answer()):
                 self._glance(lane)
+        self._blocking.expect(BLOCK_S + ANSWER_S)
         now = time.monotonic()
         for lane in [lane for lane, at in self._due_at.items() if now >= at]:
             self._glance(lane)

@@ -11,15 +11,22 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from bridge.leader.step.term import ANSWER_S
 from bridge.link.connections import Wire
+
+#: Longest blocking read, and longest sleep of the loop, in seconds. A timer may be late by this much when nothing else
+#: happens.
+BLOCK_S = 5.0
 
 
 class BlockingReads:
     """For the loop's thread, except `wake`. ``url``: of the lane's server."""
 
     def __init__(self, url: str) -> None:
-        self.entries = Wire(url)
-        self.outcomes = Wire(url)
+        # A read that blocks is waited for with the selector. The timeout is for all else: to connect, and the rest of a
+        # reply that has begun.
+        self.entries = Wire(url, timeout_s=ANSWER_S)
+        self.outcomes = Wire(url, timeout_s=ANSWER_S)
         self._selector: selectors.BaseSelector
         #: Connection -> its socket that the selector polls. A new connection has a new socket.
         self._registered: dict[Wire, Any] = {}
@@ -35,7 +42,10 @@ class BlockingReads:
             yield
 
     def wait(self, timeout_s: float) -> Collection[Any]:
-        """Waits until a read has an answer, or `wake` was called. Returns the sockets that have something to read."""
+        """Waits until a read has an answer, or `wake` was called. Returns the sockets that have something to read.
+
+        Raises redis' `TimeoutError` when a read has no answer `ANSWER_S` after the server should have ended it.
+        """
         for wire in (self.entries, self.outcomes):
             if wire.asked and self._registered.get(wire) is not wire.file:
                 self._selector.register(wire.file, selectors.EVENT_READ)
@@ -43,6 +53,9 @@ class BlockingReads:
         ready = {key.fileobj for key, _ in self._selector.select(timeout_s)}
         if self._wake_here in ready:
             self._wake_here.recv(4096)
+        for wire in (self.entries, self.outcomes):
+            if wire.file not in ready:
+                wire.expect(BLOCK_S + ANSWER_S)
         return ready
 
     def wake(self) -> None:
