@@ -25,6 +25,7 @@ from bridge.app.eager import with_ticket_when_called
 from bridge.app.handling import before_start, enter, roll_back_in_run
 from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
+from bridge.settings.lane import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -33,9 +34,6 @@ STRATEGY = "bridge.worker.main.strategy:strategy"
 
 #: Attributes that the bridge defines on the outermost class.
 OUTERMOST = {"__call__", "before_start"}
-
-#: Stands for an unlimited number of attempts.
-MOST_ATTEMPTS = 1_000_000
 
 #: Celery's own tasks carry no tickets.
 CELERYS = "celery."
@@ -165,7 +163,7 @@ def _take_max_retries(cls: Any) -> None:
             given.append(int(of_autoretry))
     if given and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
         cls._attempts_of_retries = True
-        cls.bridge_max_attempts = max(given) + 1
+        cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
 
 
 def _next_call(cls: type) -> type:

@@ -17,6 +17,7 @@ from bridge.app.signature import is_async_or_generator, require_match, rollback_
 from bridge.app.ticket_tasks import ticket_tasks
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.config_keys import PREFIX
+from bridge.settings.lane import MOST_ATTEMPTS
 from bridge.settings.subscriptions import SETTING
 from bridge.settings.versions import SETTING as FOLLOWS
 
@@ -85,8 +86,8 @@ def check_task_options(name: str, task: Any) -> None:
             continue
         if type(value) is not kind:
             raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
-        if option == "max_attempts" and int(value) < 1:
-            raise ConfigurationError(f"task {name}: bridge_max_attempts must be at least 1, not {value}")
+        if option == "max_attempts" and not 1 <= int(value) <= MOST_ATTEMPTS:
+            raise ConfigurationError(f"task {name}: bridge_max_attempts must be 1 to {MOST_ATTEMPTS:,}, not {value}")
         if option == "on_dead" and value not in ON_DEAD:
             raise ConfigurationError(f"task {name}: bridge_on_dead must be {' or '.join(ON_DEAD)}, not {value!r}")
 

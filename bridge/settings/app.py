@@ -17,9 +17,7 @@ from bridge.routing.partitions import MOST
 from bridge.settings.address import address_of, broker_url, check_broker_options, normalised, place_of
 from bridge.settings.config_keys import PREFIX, given_settings
 from bridge.settings.dead_notify import DeadNotify
-from bridge.settings.lag import LagLimit
-from bridge.settings.lane import BreakerLimits, LaneSettings
-from bridge.settings.retries import Backoff
+from bridge.settings.lane import DICTS, LaneSettings
 from bridge.settings.schedule import Scheduled, check_names
 from bridge.settings.subscriptions import OWN, check_name, read_subscriptions, with_group
 from bridge.settings.versions import OlderVersion, check_follows, read_follows
@@ -248,13 +246,7 @@ def _one_line(exc: ValidationError, keys: Mapping[str, str]) -> str:
             problems.append(message)
             continue
         if error["type"] == "extra_forbidden":
-            models: dict[str, type[BaseModel]] = {
-                "breaker": BreakerLimits,
-                "max_lag": LagLimit,
-                "backoff": Backoff,
-                "schedule": Scheduled,
-                "on_dead_notify": DeadNotify,
-            }
+            models: dict[str, type[BaseModel]] = {**DICTS, "schedule": Scheduled, "on_dead_notify": DeadNotify}
             fields = models[str(parts[0])].model_fields
             near = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
             problems.append(f"unknown setting {where}; did you mean {where.rpartition('.')[0]}.{near[0]}?")

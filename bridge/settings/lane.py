@@ -18,6 +18,9 @@ from bridge.routing.policies import PolicyName
 from bridge.settings.lag import LagLimit
 from bridge.settings.retries import Backoff
 
+#: Stands for an unlimited number of attempts.
+MOST_ATTEMPTS = 1_000_000
+
 
 class BreakerLimits(BaseModel):
     """When a task's circuit breaker opens.
@@ -101,7 +104,7 @@ class LaneSettings(BaseModel):
     max_attempts: int = Field(
         default=5,
         ge=1,
-        le=1_000_000,
+        le=MOST_ATTEMPTS,
         description="Attempts before a message becomes a dead letter. A task may have its own.",
     )
     max_deliveries: int | None = Field(
@@ -260,3 +263,7 @@ class LaneSettings(BaseModel):
     def leader_lease_ms(self) -> int:
         """The lease of a leader, in ms."""
         return int(self.leader_lease * 1000)
+
+
+#: Settings of a lane that are dicts -> the model of their members.
+DICTS: dict[str, type[BaseModel]] = {"backoff": Backoff, "breaker": BreakerLimits, "max_lag": LagLimit}

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.filters import Filter
-from bridge.settings.lane import LaneSettings
+from bridge.settings.lane import DICTS, LaneSettings
 
 #: The key of ``bridge_subscriptions`` as messages name it.
 SETTING = "bridge_subscriptions"
@@ -85,7 +85,14 @@ def _read_one(name: str, options: object, base: LaneSettings) -> LaneSettings:
         return _made(base, changed)
     except ValidationError as exc:
         error = exc.errors(include_url=False, include_context=False)[0]
-        inner = ".".join(str(part) for part in error["loc"])
+        parts = [str(part) for part in error["loc"]]
+        inner = ".".join(parts)
+        if error["type"] == "extra_forbidden":
+            fields: Mapping[str, Any] = DICTS[parts[0]].model_fields
+            [near] = difflib.get_close_matches(parts[-1], fields, n=1, cutoff=0)
+            raise ConfigurationError(
+                f"{where}: unknown option {inner!r}; did you mean {f'{parts[0]}.{near}'!r}?"
+            ) from None
         message = error["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{where}: {inner}: {message[0].lower()}{message[1:]}") from None
 

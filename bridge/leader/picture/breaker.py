@@ -1,7 +1,7 @@
 """A circuit breaker for each task: when the task fails for most tickets (its database is down), its messages wait.
 
 A circuit opens when two conditions hold within ``seconds``: messages of at least ``tickets`` different tickets failed,
-and their number is at least ``share`` of all outcomes. So one bad message that fails repeatedly does not open it.
+and failures are at least ``share`` of all outcomes. So one bad message that fails repeatedly does not open it.
 
 While a circuit is open, messages of the task are not dispatched. They wait like messages that no consumer can run
 (`bridge.leader.picture.stranded`): in order, and without using memory. Messages of other tasks go on. Every ``probe``
@@ -37,6 +37,9 @@ class Circuit:
 
     def __init__(self, now_ms: int) -> None:
         self.turned_ms = now_ms
+        self.failures = 0
+        self.failures_before = 0
+        #: Tickets of these, as many as are needed to open the circuit.
         self.failed: set[str] = set()
         self.failed_before: set[str] = set()
         self.succeeded = 0
@@ -54,6 +57,7 @@ class Circuit:
         while now_ms - self.turned_ms >= half_ms:
             idle = now_ms - self.turned_ms >= 2 * half_ms
             self.turned_ms = now_ms if idle else int(self.turned_ms + half_ms)
+            self.failures_before, self.failures = (0 if idle else self.failures), 0
             self.failed_before, self.failed = (set() if idle else self.failed), set()
             self.succeeded_before, self.succeeded = (0 if idle else self.succeeded), 0
 
@@ -98,13 +102,15 @@ class Breakers:
         circuit.turn(now_ms, self._limits.seconds * 500)
         if circuit.why:
             return self._trial_failed(circuit, ticket, now_ms)
+        circuit.failures += 1
         if len(circuit.failed) < self._limits.tickets:
             circuit.failed.add(ticket.id)
-        failed = len(circuit.failed | circuit.failed_before)
+        tickets = len(circuit.failed | circuit.failed_before)
+        failures = circuit.failures + circuit.failures_before
         succeeded = circuit.succeeded + circuit.succeeded_before
-        if failed < self._limits.tickets or failed < self._limits.share * (failed + succeeded):
+        if tickets < self._limits.tickets or failures < self._limits.share * (failures + succeeded):
             return True
-        self._open(task, circuit, failed, error)
+        self._open(task, circuit, failures, error)
         return False
 
     def nacked(self, task: str, ticket: Ticket) -> None:
@@ -126,10 +132,10 @@ class Breakers:
             if not (circuit.failed or circuit.failed_before):
                 del self.circuits[task]
 
-    def _open(self, task: str, circuit: Circuit, failed: int, error: str) -> None:
+    def _open(self, task: str, circuit: Circuit, failures: int, error: str) -> None:
         lane = self._lane
         circuit.why = (
-            f"its circuit breaker is open: {failed} tickets failed within {self._limits.seconds:g} s and "
+            f"its circuit breaker is open: {failures} attempts failed within {self._limits.seconds:g} s and "
             f"{circuit.succeeded + circuit.succeeded_before} messages succeeded; the last error: {error[:ERROR_CHARS]}"
         )
         circuit.trial_at_ms = lane.now_ms() + int(self._limits.probe * 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Retry
 
-from bridge.app.adoption import MOST_ATTEMPTS, STRATEGY, adopt_all
+from bridge.app.adoption import STRATEGY, adopt_all
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
 from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
+from bridge.settings.lane import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -314,9 +316,10 @@ def test_the_retries_of_autoretry_are_kept(options: Any, error: type[Exception],
     assert began == list(range(1, attempts + 1))
 
 
-def test_a_task_that_is_autoretried_for_ever_is() -> None:
+@pytest.mark.parametrize("max_retries", [None, MOST_ATTEMPTS, sys.maxsize, 10**30])
+def test_a_task_that_is_autoretried_for_ever_is(max_retries: int | None) -> None:
     app = install(make_app())
-    given = {**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": None}
+    given = {**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": max_retries}
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **given)
     assert task.bridge_max_attempts == MOST_ATTEMPTS
 

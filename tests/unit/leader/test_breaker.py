@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from bridge.leader.picture.breaker import Breakers
+from bridge.leader.picture.pieces import Ticket
 from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.leader.lane_world import LaneWorld
@@ -110,6 +112,26 @@ def test_a_task_that_mostly_succeeds_goes_on() -> None:
     assert (len(world.store.done), len(world.store.dead)) == (50, 50)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("succeeded", [1, 5, 40])
+def test_the_share_is_of_all_outcomes_however_many(succeeded: int, share: float) -> None:
+    # Given a task that worked for some messages, and then fails for all
+    world = world_of()
+    breakers = Breakers(world.lane)
+    breakers._limits = world.lane.settings.breaker.model_copy(update={"share": share})
+    breakers.failed(BROKEN, Ticket("first"), "no database")
+    for _ in range(succeeded):
+        breakers.succeeded(BROKEN)
+    # When failures are that share
+    failures = 1
+    while breakers.failed(BROKEN, Ticket(f"T{failures}"), "no database"):
+        failures += 1
+        assert failures < 10_000
+    # Then it opened with the first failure with which both limits are reached
+    needed = math.ceil(share * succeeded / (1 - share) - 1e-9)
+    assert failures + 1 == max(LIMITS["tickets"], needed)
+
+
 def test_failures_long_ago_do_not_count() -> None:
     world = world_of(max_attempts=1)
     for n in range(6):
@@ -142,7 +164,7 @@ def test_the_next_leader_finds_it_open() -> None:
     world = world_of()
     fail_for_all(world)
     why = world.breakers.why(BROKEN)
-    assert "20 tickets failed" in why
+    assert "20 attempts failed" in why
     assert world.lane.stranded.waiting[BROKEN].tickets or world.lane.backoffs
     # As `bridge.leader.duties.unknown_tasks` reads it from the last leader's note
     world.lead()

@@ -43,6 +43,18 @@ SUBSCRIPTIONS: list[tuple[Any, str]] = [
     ({"a b": {}}, "bridge_subscriptions: 'a b' cannot name a subscription"),
     ({"a": 5}, "bridge_subscriptions['a'] must be a dict, not 5"),
     ({"a": {"tsak": "x"}}, "bridge_subscriptions['a']: unknown option 'tsak'; did you mean 'task'?"),
+    (
+        {"a": {"backoff": {"bas": 1}}},
+        "bridge_subscriptions['a']: unknown option 'backoff.bas'; did you mean 'backoff.base'?",
+    ),
+    (
+        {"a": {"breaker": {"shares": 1}}},
+        "bridge_subscriptions['a']: unknown option 'breaker.shares'; did you mean 'breaker.share'?",
+    ),
+    (
+        {"a": {"max_lag": {"cuont": 1}}},
+        "bridge_subscriptions['a']: unknown option 'max_lag.cuont'; did you mean 'max_lag.count'?",
+    ),
     ({"a": {"task": 5}}, "bridge_subscriptions['a']: task must be the name of a task, not 5"),
     ({"a": {"lease": 5}}, "bridge_subscriptions['a']: lease is the same for all subscriptions: set bridge_lease"),
     ({"a": {"max_attempts": 0}}, "bridge_subscriptions['a']: max_attempts: input should be greater than or equal to 1"),
@@ -249,7 +261,9 @@ def test_the_default_task_must_be_one_of_the_apps() -> None:
     ("options", "said"),
     [
         ({"bridge_max_attempt": 1}, "unknown option bridge_max_attempt; did you mean bridge_max_attempts?"),
-        ({"bridge_max_attempts": 0}, "must be at least 1"),
+        ({"bridge_max_attempts": 0}, "must be 1 to 1,000,000, not 0"),
+        ({"bridge_max_attempts": 1_000_001}, "must be 1 to 1,000,000, not 1000001"),
+        ({"bridge_max_attempts": 2**64}, "must be 1 to 1,000,000, not 18446744073709551616"),
         ({"bridge_max_attempts": True}, "must be int"),
         ({"bridge_bundle": 1}, "must be bool"),
         ({"bridge_on_dead": "wait"}, "must be skip or park"),
