@@ -135,6 +135,9 @@ class StateDict(dict[str, Any]):
         if ttl_ms is None and default_ttl_s is not None and stored:
             ttl_ms = max(1, round(default_ttl_s * 1000))
         if ttl_ms is not None:
+            # The time of the stored state may end while the body runs: then the fields that did not change are gone.
+            same = stored.keys() - changed[::2]
+            effects += [_call("HSETNX", key, [field, stored[field]]) for field in stored if field in same]
             effects.append(_call("PEXPIRE", key, [b"%d" % ttl_ms]) if ttl_ms else _call("PERSIST", key, []))
         return StateChanges(stored, tuple(effects))
 

@@ -105,10 +105,11 @@ def test_clear_removes_all_fields() -> None:
 def test_the_time_to_live() -> None:
     state = StateDict({b"a": b"1"})
     state.ttl(1.5)
-    assert effects_of(state, default_ttl_s=60.0) == [("PEXPIRE", KEY, b"1500")]
+    same = ("HSETNX", KEY, b"a", b"1")
+    assert effects_of(state, default_ttl_s=60.0) == [same, ("PEXPIRE", KEY, b"1500")]
     state.ttl(None)
-    assert effects_of(state, default_ttl_s=60.0) == [("PERSIST", KEY)]
-    assert effects_of(StateDict({b"a": b"1"}), default_ttl_s=0.25) == [("PEXPIRE", KEY, b"250")]
+    assert effects_of(state, default_ttl_s=60.0) == [same, ("PERSIST", KEY)]
+    assert effects_of(StateDict({b"a": b"1"}), default_ttl_s=0.25) == [same, ("PEXPIRE", KEY, b"250")]
     for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12):
         with pytest.raises(PayloadError, match=r"state\.ttl takes seconds"):
             state.ttl(wrong)  # type: ignore[arg-type]
