@@ -73,6 +73,8 @@ class Calls:
 
     def __init__(self, urls: Sequence[str], token: str | None, context: ssl.SSLContext | None = None) -> None:
         self._addresses = [urlsplit(url) for url in urls]
+        if not self._addresses:
+            raise ValueError("name the URL of at least one master: http://HOST:PORT")
         for address in self._addresses:
             if address.scheme not in ("http", "https") or not address.hostname:
                 raise ValueError(f"the URL of a master is http://HOST:PORT, not {address.geturl()!r}")

@@ -66,6 +66,8 @@ class HttpConsumer:
         wait_s: float = 20.0,
         exit_when_lost: bool = True,
     ) -> None:
+        if not callable(handler):
+            raise TypeError(f"the handler must be a function that takes a message, not {handler!r:.80}")
         self._calls = Calls([urls] if isinstance(urls, str) else list(urls), token, context)
         self._name = name
         self._handler = handler

@@ -191,14 +191,28 @@ def full_name(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
     """The name of the consumer that ``name`` means, registered in one of ``lanes``. ``name`` is the whole name, or its
     part before the @. Raises `InputError` when no consumer matches, or more than one does.
     """
-    registered: list[Any] = [redis.hkeys(keys.consumers) for keys in lanes]
-    names: list[str] = sorted({raw.decode() for some in registered for raw in some})
+    names = _registered(redis, lanes)
+    if (found := _meant(names, name)) is not None:
+        return found
+    there = f"there are {printable(', '.join(names))}" if names else "none is registered"
+    raise InputError(f"there is no consumer {printable(name)} ({there})")
+
+
+def name_of_pending(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
+    """As `full_name`, but any other name stays as it is: messages may be pending under it."""
+    return _meant(_registered(redis, lanes), name) or name
+
+
+def _registered(redis: Redis, lanes: Sequence[LaneKeys]) -> list[str]:
+    found: list[Any] = [redis.hkeys(keys.consumers) for keys in lanes]
+    return sorted({raw.decode() for some in found for raw in some})
+
+
+def _meant(names: Sequence[str], name: str) -> str | None:
+    """That of ``names`` which ``name`` means; None: no one. Raises `InputError` when it may be several."""
     if name in names:
         return name
     matching = [one for one in names if one.partition("@")[0] == name]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
+    if len(matching) > 1:
         raise InputError(f"{printable(name)} may be any of {printable(', '.join(matching))}: give the whole name")
-    there = f"there are {printable(', '.join(names))}" if names else "none is registered"
-    raise InputError(f"there is no consumer {printable(name)} ({there})")
+    return matching[0] if matching else None

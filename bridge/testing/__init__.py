@@ -13,6 +13,7 @@ from typing import Any
 from bridge.app.eager import Handled
 from bridge.app.installed import bridge_of
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
+from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
 
 __all__ = ["Handled", "LostAttempt", "handle", "recorded"]
@@ -43,8 +44,10 @@ def recorded(app: Any) -> Iterator[list[Handled]]:
     """A list that gets every attempt that ``app`` handles eagerly (``task_always_eager``), for as long as the block.
 
     When the block begins, and after it, no ticket is parked, and no idempotency key is taken. A block in another one
-    leaves both as they are.
+    leaves both as they are. Raises `ConfigurationError` when the app is not eager: its pushes would go to the stream.
     """
+    if not app.conf.task_always_eager:
+        raise ConfigurationError("recorded(app) needs task_always_eager = True: without it a push goes to the stream")
     found: list[Handled] = []
     eager = bridge_of(app).eager
     listeners = eager.listeners

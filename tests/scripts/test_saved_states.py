@@ -12,7 +12,7 @@ from tests.scripts.world import World
 
 pytestmark = pytest.mark.scripts
 
-STORED = {b"n": b"1", b"order": b'["a","b"]', b"first": b'"x"'}
+STORED: dict[Any, Any] = {b"n": b"1", b"order": b'["a","b"]', b"first": b'"x"'}
 
 
 def nothing(_: StateDict) -> None:
@@ -40,7 +40,7 @@ def test_a_state_whose_time_ended_while_the_body_ran_is_saved_whole(
     body: Callable[[StateDict], None], is_gone: bool, own_ttl_s: float | None, fresh: World
 ) -> None:
     # Given a state that is deleted after a time, of the app or of the message
-    fresh.client.hset("state", mapping=STORED)  # type: ignore[arg-type]
+    fresh.client.hset("state", mapping=STORED)
     state = StateDict(fresh.client.hgetall("state"))
     if own_ttl_s is not None:
         state.ttl(own_ttl_s)
@@ -58,7 +58,7 @@ def test_a_state_whose_time_ended_while_the_body_ran_is_saved_whole(
 
 
 def test_a_field_that_another_program_wrote_meanwhile_stays(fresh: World) -> None:
-    fresh.client.hset("state", mapping=STORED)  # type: ignore[arg-type]
+    fresh.client.hset("state", mapping=STORED)
     state = StateDict(fresh.client.hgetall("state"))
     state["n"] = 2
     fresh.client.hset("state", "first", '"theirs"')

@@ -27,7 +27,12 @@ IDLE_MS = 2**53
 
 @click.command()
 @click.option("--idle", "idle_s", metavar="S", type=Number(0, IDLE_MS / 1000), help="Only messages idle for S seconds.")
-@click.option("--consumer", metavar="NAME", type=NON_EMPTY, help="Only messages pending under this name.")
+@click.option(
+    "--consumer",
+    metavar="NAME",
+    type=NON_EMPTY,
+    help="Only messages pending under this name. A consumer's may be without its @host.",
+)
 @click.option("--ticket", type=TICKET_ID, metavar="ID", help="Only messages of this ticket.")
 @click.option("--state", type=click.Choice(list(STATES)), help="Only messages in this state.")
 @click.option("--after", type=PLACE, metavar="ID", help="Begin behind this message: the next page.")
@@ -52,6 +57,7 @@ def pending(
     from bridge.inspect.pending import Wanted
     from bridge.inspect.pending_names import summarise
     from bridge.inspect.pending_pages import read_pending
+    from bridge.inspect.roster import name_of_pending
 
     lanes = target.app_lanes
     if ticket is not None:
@@ -66,6 +72,8 @@ def pending(
         else:
             _print_summary(found)
         return
+    if consumer is not None:
+        consumer = name_of_pending(redis, [lane.settings.keys for lane in lanes], consumer)
     wanted = Wanted(
         idle_ms=None if idle_s is None else int(idle_s * 1000),
         consumer=consumer,
@@ -76,7 +84,7 @@ def pending(
     if as_json:
         echo_json(page.document())
     else:
-        _print_page(page)
+        _print_page(page, named=consumer is not None)
 
 
 def _print_summary(found: PendingSummary) -> None:
@@ -95,7 +103,7 @@ def _print_summary(found: PendingSummary) -> None:
     console().print(table)
 
 
-def _print_page(page: PendingPage) -> None:
+def _print_page(page: PendingPage, *, named: bool) -> None:
     if page.messages:
         table = _table(("message", "ticket", "state", "consumer"), ("idle", "deliveries", "attempt"))
         for one in page.messages:
@@ -110,7 +118,9 @@ def _print_page(page: PendingPage) -> None:
             )
         console().print(table)
     elif page.next is None:
-        click.echo("no such message is pending")
+        click.echo(
+            "no such message is pending" + ("; `bridge pending` without options lists the names" if named else "")
+        )
     if page.next is not None:
         looked = "" if page.messages else f"none of the first {page.looked_at:,} matches; "
         click.echo(f"{looked}there are more: --after {page.next}")

@@ -50,3 +50,13 @@ def test_the_app_and_the_foreign_producer_of_the_page_meet(
     assert id_.endswith(f"@p{partition_of('T42', 4)}")
     found = redis.get(f"celery-task-meta-{id_}")
     assert f'"result": "{id_}"' in found
+
+
+def test_a_stream_that_is_read_is_not_pushed_again(own_server: EmbeddedServer) -> None:
+    # Given no layout: then the page's function finds the stream itself to be each ticket's
+    _, foreign, again = blocks(own_server.url)
+    redis: Any = own_server.client(decode_responses=True)
+    code = foreign + again.replace("ticket_stream:p9", "ticket_stream")
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "ticket_stream is read: its messages stay where they are\n"
+    assert [fields["ticket_id"] for _, fields in redis.xrange("ticket_stream")] == ["T42"]

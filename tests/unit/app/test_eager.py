@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge.routing.errors import PayloadError, ServerUnavailable
+from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.testing import Handled, LostAttempt, handle, recorded
 
 #: What the tasks were called with, in order.
@@ -65,6 +65,12 @@ def test_an_eager_push_runs_the_task_at_once_with_a_ticket(app: Any) -> None:
             "shop.save", "T42", id_, {"amount": 3}, 1, "done", "saved", None, (("HSET", "account:T42", "amount", "3"),)
         )
     ]
+
+
+def test_what_is_not_eager_cannot_be_recorded(app: Any) -> None:
+    app.conf.task_always_eager = False
+    with pytest.raises(ConfigurationError, match="needs task_always_eager = True"), recorded(app):
+        pass
 
 
 def test_all_forms_of_a_push_run_in_the_order_of_their_pushes(app: Any) -> None:

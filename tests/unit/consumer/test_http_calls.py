@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,6 +52,22 @@ def running(consumer: HttpConsumer) -> Iterator[threading.Thread]:
         consumer.stop()
         thread.join(60)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("urls", "handler", "said"),
+    [
+        ([], print, "the URL of at least one master"),
+        ((), print, "the URL of at least one master"),
+        (["shop:8080"], print, "http://HOST:PORT"),
+        (["http://h:1"], None, "the handler must be a function"),
+        (["http://h:1"], "shop.apply", "the handler must be a function"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_consumer_is_refused_at_once(urls: list[str], handler: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        HttpConsumer(urls, "c1", handler)
 
 
 def test_a_master_that_is_frozen_does_not_keep_a_registration(frozen: str, url: str, stub: Stub) -> None:
