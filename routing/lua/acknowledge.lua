@@ -72,7 +72,7 @@ for m = 1, tonumber(ARGV[3]) do
     local head, given_us, length = string.match(value, '^(%S+ (%d+) (%d+) )')
     local ticket = string.sub(value, #head + 1, #head + length)
     local record = redis.call('HGET', KEYS[k + 4], ticket)
-    -- First: a full server lets a script continue whose first write needs no memory.
+    -- First: a full server accepts all writes of a script if the first needs no memory.
     redis.call('HDEL', KEYS[k + 2], fence)
     if string.match(record or '', '^%[(%d+),') ~= fence then
       codes[m] = 'STALE'

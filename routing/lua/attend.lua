@@ -14,7 +14,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local changed = false
 local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)
--- The first write needs no memory, so that a full server lets the script continue.
+-- A full server accepts all writes of a script if the first needs no memory.
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 for _, name in ipairs(gone) do
   redis.call('HDEL', KEYS[2], name)

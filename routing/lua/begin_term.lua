@@ -10,7 +10,7 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return {'DEPOSED'}
 end
-redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
+redis.call('DEL', KEYS[1])  -- a full server accepts all writes of a script if the first needs no memory
 local token = string.format('%.0f', redis.call('INCR', KEYS[2])) .. ' ' .. ARGV[2]
 redis.call('SET', KEYS[1], token, 'PX', ARGV[3])
 return {'OK', token}

@@ -90,7 +90,7 @@ if not found_lost then
     return ''
   end
 end
--- A full server lets a script continue whose first write needs no memory.
+-- A full server accepts all writes of a script if the first needs no memory.
 redis.pcall('DEL', KEYS[1])
 redis.call('SET', KEYS[1], mine)
 if cjson.decode(mine).generation > 0 then

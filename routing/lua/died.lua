@@ -9,7 +9,7 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 'LATE'
 end
--- DEL first: a full server lets a script continue whose first write needs no memory.
+-- DEL first: a full server accepts all writes of a script if the first needs no memory.
 redis.call('DEL', KEYS[1], KEYS[2])
 local fields = {'i', ARGV[2], 'died', ARGV[1], 'ran', ARGV[3]}
 if ARGV[4] == '1' then

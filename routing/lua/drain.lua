@@ -7,7 +7,7 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
--- Also before HSET: a full server lets a script continue whose first write needs no memory.
+-- Also before HSET: a full server accepts all writes of a script if the first needs no memory.
 redis.call('HDEL', KEYS[2], ARGV[2])
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])

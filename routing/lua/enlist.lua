@@ -37,7 +37,7 @@ for l = 1, lanes do
 end
 for l = 1, lanes do
   local k, at = of_lane(l)
-  -- DEL first: a full server lets a script continue whose first write needs no memory.
+  -- DEL first: a full server accepts all writes of a script if the first needs no memory.
   redis.call('DEL', KEYS[k + 4])
   redis.call('SET', KEYS[k + 2], ARGV[1], 'PX', ARGV[at + 1])
   redis.call('HSET', KEYS[k + 1], ARGV[1], ARGV[at + 2])

@@ -6,6 +6,6 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('DEL', KEYS[2])  -- a full server lets a script continue whose first write needs no memory
+redis.call('DEL', KEYS[2])  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('SET', KEYS[2], ARGV[2])
 return 'OK'

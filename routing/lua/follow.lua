@@ -35,7 +35,7 @@ for i = 6, #ARGV do
     return {'CIRCLE', ARGV[i]}
   end
 end
-redis.call('DEL', KEYS[2])  -- a full server lets a script continue whose first write needs no memory
+redis.call('DEL', KEYS[2])  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('SET', KEYS[2], ARGV[3])
 for i = 6, #KEYS do
   redis.call('SADD', KEYS[i], ARGV[2])

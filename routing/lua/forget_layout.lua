@@ -8,7 +8,7 @@
 
 local stored = redis.call('GET', KEYS[1]) or ''
 if stored == ARGV[1] then
-  redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
+  redis.call('DEL', KEYS[1])  -- a full server accepts all writes of a script if the first needs no memory
   redis.call('MSET', KEYS[1], ARGV[2], KEYS[2], ARGV[2])
   return ARGV[2]
 end

@@ -8,7 +8,7 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('HDEL', KEYS[2], '')  -- a full server lets a script continue whose first write needs no memory
+redis.call('HDEL', KEYS[2], '')  -- a full server accepts all writes of a script if the first needs no memory
 if ARGV[4] == '0' then
   redis.call('DEL', KEYS[3])  -- with a gap, an old one would look as if messages were lost
 end

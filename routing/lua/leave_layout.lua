@@ -50,7 +50,7 @@ for g = 0, #ARGV - 5 do
     end
   end
 end
-redis.call('DEL', KEYS[1])  -- a full server lets a script continue whose first write needs no memory
+redis.call('DEL', KEYS[1])  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('MSET', KEYS[1], ARGV[2], KEYS[#KEYS], ARGV[2])
 for g = 0, #ARGV - 5 do
   for i = old + 2, there[ARGV[5 + g]] and old + new + 1 or 0 do

@@ -11,7 +11,7 @@
 if is_left(KEYS[2], ARGV[3]) then
   return {'LAYOUT'}
 end
-redis.pcall('XDEL', KEYS[1], '0-0')  -- a full server lets a script continue whose first write needs no memory
+redis.pcall('XDEL', KEYS[1], '0-0')  -- a full server accepts all writes of a script if the first needs no memory
 local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM')
 if made.err and string.find(made.err, '^BUSYGROUP ') then
   return {'HELD'}

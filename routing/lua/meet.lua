@@ -22,7 +22,7 @@ if name and ARGV[2] ~= '' and name ~= ARGV[2] then
   return {'OTHER', name}
 end
 if not format or (not name and ARGV[2] ~= '') then
-  redis.call('HDEL', KEYS[1], '')  -- a full server lets a script continue whose first write needs no memory
+  redis.call('HDEL', KEYS[1], '')  -- a full server accepts all writes of a script if the first needs no memory
   redis.call('HSET', KEYS[1], 'format', format or ARGV[1])
   if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], 'app', ARGV[2])

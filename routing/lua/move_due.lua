@@ -116,7 +116,7 @@ for i, id in ipairs(ids) do
   end
 end
 if count > 0 then
-  -- First: a full server lets a script continue whose first write needs no memory.
+  -- First: a full server accepts all writes of a script if the first needs no memory.
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, count - 1)
   redis.call('ZADD', KEYS[3], unpack(scored))
   -- Also those that somebody has taken from the pending list by hand.

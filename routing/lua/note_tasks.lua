@@ -9,7 +9,7 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('DEL', KEYS[3])  -- a full server lets a script continue whose first write needs no memory
+redis.call('DEL', KEYS[3])  -- a full server accepts all writes of a script if the first needs no memory
 local at = 2
 for _ = 1, tonumber(ARGV[at]) do
   redis.call('HSET', KEYS[2], ARGV[at + 1], ARGV[at + 2])

@@ -5,8 +5,8 @@
 -- ARGV: the writer, why it waits ('' = it goes on), waiting for how long now (ms), life of the notes (s).
 -- Returns: 'OK'. Keeps: I9: the notes expire. Bound: O(1).
 
--- HDEL first: a full server lets a script continue whose first write needs no memory. The note is about
--- that full server.
+-- HDEL first: a full server accepts all writes of a script if the first needs no memory. The note is
+-- about that full server.
 redis.call('HDEL', KEYS[1], ARGV[1])
 if ARGV[2] ~= '' then
   local now = redis.call('TIME')

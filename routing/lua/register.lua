@@ -23,7 +23,7 @@ end
 if ARGV[5] ~= '' and redis.call('EXISTS', KEYS[3]) == 1 then
   return {'HELD', redis.call('PTTL', KEYS[3])}
 end
--- DEL first: a full server lets a script continue whose first write needs no memory.
+-- DEL first: a full server accepts all writes of a script if the first needs no memory.
 redis.call('DEL', KEYS[4])
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[3])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[4])

@@ -13,6 +13,6 @@ end
 if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
   return 'CONFLICT'
 end
-redis.call('HDEL', KEYS[2], '')  -- a full server lets a script continue whose first write needs no memory
+redis.call('HDEL', KEYS[2], '')  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('LPUSH', KEYS[3], ARGV[4])
 return 'OK'

@@ -7,6 +7,6 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 'DEPOSED'
 end
-redis.call('XDEL', KEYS[2], '0-0')  -- a full server lets a script continue whose first write needs no memory
+redis.call('XDEL', KEYS[2], '0-0')  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('XGROUP', 'SETID', KEYS[2], ARGV[2], ARGV[3])
 return 'OK'

@@ -17,7 +17,7 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
     redis.call('HDEL', KEYS[1], field)
   end
 end
-redis.call('HDEL', KEYS[1], 'told')  -- a full server lets a script continue whose first write needs no memory
+redis.call('HDEL', KEYS[1], 'told')  -- a full server accepts all writes of a script if the first needs no memory
 redis.call('HSET', KEYS[1], 'floor', ARGV[1], 'told', ARGV[3])
 -- Chunks set the number of partitions. The number of tasks may differ. Another attempt sets the same number.
 if not redis.call('HGET', KEYS[1], ARGV[1] .. '/of') then
