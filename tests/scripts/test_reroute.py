@@ -187,6 +187,7 @@ def test_without_the_group_nothing_is_adopted_or_moved_or_read(world: World) -> 
         read(world.client, world.lead, 10)
     with pytest.raises(LaneConflict):
         advance(world.client, world.lead, OPENING, Batch(acknowledged=world.busy[:1], counts={"done": 1}))
+    assert world.snapshot() == before
     world.client.delete(world.keys.lease(incarnation("w1@a")))
     before = world.snapshot()
     moves = [("busy", world.busy_record, "[0,whatever]", 1)]
