@@ -194,7 +194,12 @@ def key_names() -> list[tuple[str, str]]:
         elif inspect.isfunction(member) and not name.startswith("_") and name not in NOT_KEYS:
             arguments = [f"<{one}>" for one in list(inspect.signature(member).parameters)[1:]]
             found.append((getattr(lane, name)(*arguments), member.__doc__))
-    return [(key, prose(text)) for key, text in found if text]
+    return [(key, _key_prose(text)) for key, text in found if text]
+
+
+def _key_prose(docstring: str | None) -> str:
+    """What a key is. Parameters of its function are named as in the key."""
+    return prose(docstring).replace("`stream`", "`STREAM`").replace("`group`", "`GROUP`")
 
 
 def lane_keys() -> str:
@@ -205,13 +210,13 @@ def lane_keys() -> str:
 def master_keys() -> str:
     """The keys with which the masters of a stream share its lanes, and push its schedule."""
     made = [(of("STREAM"), of) for of in (keys.masters, keys.masters_stand, keys.schedule_key)]
-    return table(["key", "what it is"], [[f"`{key}`", prose(inspect.getdoc(of) or "")] for key, of in made])
+    return table(["key", "what it is"], [[f"`{key}`", _key_prose(of.__doc__)] for key, of in made])
 
 
 def version_keys() -> str:
     """The keys that say which streams are versions of each other."""
     made = [(of("STREAM"), of) for of in (keys.follows_key, keys.newer_key, keys.retired_key)]
-    return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
+    return table(["key", "what it is"], [[f"`{key}`", _key_prose(function.__doc__)] for key, function in made])
 
 
 def push_keys() -> str:
@@ -225,7 +230,7 @@ def push_keys() -> str:
         (keys.push_waiting("STREAM"), keys.push_waiting),
         (keys.http_consumer("STREAM", "<incarnation>"), keys.http_consumer),
     ]
-    return table(["key", "what it is"], [[f"`{key}`", prose(function.__doc__)] for key, function in made])
+    return table(["key", "what it is"], [[f"`{key}`", _key_prose(function.__doc__)] for key, function in made])
 
 
 def error_tree() -> str:

@@ -28,8 +28,9 @@ DEFINITIONS = (
     ("failure", "An execution that raised, or that ended in the dead letters."),
     (
         "dropped, nacked",
-        "Dropped: the task said that the message is done and was not handled. Nacked: it refused the message without a "
-        "charge, and the message came again. Neither is a failure. Dropped messages are in the totals only.",
+        "Dropped: the task dropped the message (`bridge.Drop`): it was acknowledged, and not handled. Nacked: the task "
+        "refused the message without a charge, and it came again. Neither is a failure. Dropped messages are in the "
+        "totals only.",
     ),
     ("loss", "An execution that was cut off, or may have been: its worker died, its lease ended, a time limit struck."),
     (
