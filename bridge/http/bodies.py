@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from bridge.http.problems import Problem
-from bridge.producer.names_twice import name_twice
+from bridge.producer.duplicate_keys import duplicate_key
 
 JSON = "application/json"
 #: orjson reads a number that is too large for 64 bits as a float. Such digits may also be in a string.
@@ -36,7 +36,7 @@ def json_of(raw: bytes) -> Any:
 def pushed_json(raw: bytes) -> Any:
     """The value of a JSON text that holds payloads: no member of an object may be dropped. Raises `Problem` (400)."""
     found = json_of(raw)
-    if (name := name_twice(raw.decode(), found)) is not None:
+    if (name := duplicate_key(raw.decode(), found)) is not None:
         raise Problem(400, f"the body has an object with the key {name!r:.100} twice")
     return found
 

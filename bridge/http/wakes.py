@@ -26,8 +26,8 @@ logger = get_logger(__name__)
 #: Seconds after which a poll that heard nothing looks again: with the connection, and without it.
 LOOK_AGAIN_S = 1.0
 DEAF_S = 0.1
-#: Most looks in a second, of all polls together, that no message on a channel caused. Each takes about a millisecond of
-#: the interpreter, which the lanes of this master need. Such looks are seldom needed: a new connection wakes all polls.
+#: Most looks per second of all polls together, without those that a message on a channel caused. Each takes about a
+#: millisecond of the port's process. Such looks are seldom needed: a new connection wakes all polls.
 LOOKS = 20
 #: Seconds without a poll after which the connection is closed.
 IDLE_S = 60.0

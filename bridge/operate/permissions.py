@@ -9,9 +9,9 @@ There are six roles:
 - `worker` runs tasks,
 - `operator` runs the commands that read a lane and give orders.
 
-`bridge subscription add` and `remove`, and `bridge stream retire`, make and delete lanes. They need scripts and DEL,
-with which an operator could change any lane without its leader. So no role may do that: the administrator of the server
-runs them.
+`bridge subscription add` and `remove`, and `bridge stream retire` and `repartition`, make and delete lanes. They need
+scripts and DEL, with which an operator could change any lane without its leader. So no role may do that: the
+administrator of the server runs them.
 
 `bridge.operate.role_commands` has the commands of each role. This module adds the keys and channels.
 

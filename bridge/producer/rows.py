@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import orjson
 
-from bridge.producer.names_twice import name_twice
+from bridge.producer.duplicate_keys import duplicate_key
 from bridge.producer.options import NONE, Values
 from bridge.producer.row_options import COLUMNS, RULE_COLUMNS, row_values
 from bridge.producer.sources import Source
@@ -108,13 +108,15 @@ def format_of(path: str) -> Format:
 
 def rows(source: Source, kind: Format, rules: Rules) -> Iterator[Row]:
     """The rows of ``source``, one by one. Raises `InputError` at the first row that cannot be a message."""
-    return _Rows(source, rules).of_csv() if kind == "csv" else _Rows(source, rules).of_json()
+    return _Rows(source, rules, "column").of_csv() if kind == "csv" else _Rows(source, rules, "key").of_json()
 
 
 class _Rows:
-    def __init__(self, source: Source, rules: Rules) -> None:
+    def __init__(self, source: Source, rules: Rules, where: str) -> None:
         self._source = source
         self._rules = rules
+        #: What errors call a value's place: a CSV file has columns, an object has keys.
+        self._where = where
 
     # -- CSV ---------------------------------------------------------------------------------------------------------
 
@@ -186,9 +188,9 @@ class _Rows:
             raise self._source.refusal(
                 f"column {PAYLOAD!r}: {flaw}, at character {exc.colno} of the cell {_shown(text)}", line=line
             ) from None
-        doubled = name_twice(text, found)
-        if doubled is not None:
-            raise self._source.refusal(f"column {PAYLOAD!r}: key {doubled!r} occurs twice", line=line)
+        duplicate = duplicate_key(text, found)
+        if duplicate is not None:
+            raise self._source.refusal(f"column {PAYLOAD!r}: key {duplicate!r} occurs twice", line=line)
         return raw
 
     # -- JSON lines --------------------------------------------------------------------------------------------------
@@ -228,9 +230,9 @@ class _Rows:
             raise self._not_an_object(text, exc) from None
         if not isinstance(found, dict):
             raise self._source.refusal(f"a line must hold a JSON object, not {_shown(found)}")
-        doubled = name_twice(text, found)
-        if doubled is not None:
-            raise self._source.refusal(f"key {doubled!r} occurs twice")
+        duplicate = duplicate_key(text, found)
+        if duplicate is not None:
+            raise self._source.refusal(f"key {duplicate!r} occurs twice")
         return found
 
     def _not_an_object(self, text: str, exc: Exception) -> InputError:
@@ -260,17 +262,17 @@ class _Rows:
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _row(self, line: int, ticket: str, task: str | None, payload: bytes, own: Mapping[str, Any]) -> Row:
-        source, rules = self._source, self._rules
+        source, rules, where = self._source, self._rules, self._where
         try:
             raw = ticket.encode()
         except UnicodeEncodeError:
-            raise source.refusal(f"column {rules.key!r}: the ticket cannot be written as UTF-8", line=line) from None
+            raise source.refusal(f"{where} {rules.key!r}: the ticket cannot be written as UTF-8", line=line) from None
         if not 0 < len(raw) <= MAX_TICKET_BYTES:
             what = f"{len(raw)} bytes long, at most {MAX_TICKET_BYTES} are allowed" if raw else "empty"
-            raise source.refusal(f"column {rules.key!r}: the ticket is {what}", line=line)
+            raise source.refusal(f"{where} {rules.key!r}: the ticket is {what}", line=line)
         if task is not None and task not in rules.tasks:
             raise source.refusal(
-                f"column {TASK!r}: there is no task {_shown(task)}{_nearest(task, rules.tasks)}", line=line
+                f"{where} {TASK!r}: there is no task {_shown(task)}{_nearest(task, rules.tasks)}", line=line
             )
         task = task or rules.task
         if task is None and rules.default_task is None:

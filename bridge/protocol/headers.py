@@ -102,7 +102,7 @@ def first_head(headers: Mapping[str, Any]) -> RunHead:
 
 
 def first_fence(headers: Mapping[str, Any]) -> int:
-    """The fence of the first message; no other Celery message has it."""
+    """The fence of the first message. Only a copy of this Celery message has the same one."""
     return int(headers[HEADER_BASE]) + first_head(headers).offset
 
 

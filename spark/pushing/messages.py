@@ -127,9 +127,9 @@ def parse_map(members: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
     """The messages of a log.
 
-    The payload is a JSON object of all columns except the ticket's, the task's and the excluded ones. CSV cells, even
-    empty ones, are strings in it. Null values of JSON lines, Parquet and tables are left out of the object. A
-    column ``MALFORMED`` is kept beside the messages.
+    The payload is a JSON object of all columns, without those of the ticket, the task, ``--due-column`` and
+    ``--hold-column``, and the excluded ones. CSV cells, even empty ones, are strings in it. Null values of JSON lines,
+    Parquet and tables are left out of the object. A column ``MALFORMED`` is kept beside the messages.
 
     Raises ``InputError`` for a column that does not exist. The sequence is read as a whole number: as text, 10 would
     come before 9. A value that is not a number becomes null, which the data source refuses, naming the ticket.

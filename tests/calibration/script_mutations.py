@@ -14,9 +14,9 @@ MOVE_DUE = f"{LUA}/move_due.lua"
 DONE, REMOVE = f"{LUA}/done.lua", f"{LUA}/remove.lua"
 TAKE, ACKNOWLEDGE = f"{LUA}/take.lua", f"{LUA}/acknowledge.lua"
 
-_ASKS = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
-#: Somebody must lead, but who does not matter.
-_SOMEBODY = "if false then"
+_TERM_CHECK = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then"
+#: In place of the check of the term.
+_NO_CHECK = "if false then"
 
 
 def _script(name: str, breaks: str, file: str, test: str, old: str, new: str) -> Mutation:
@@ -267,8 +267,8 @@ SCRIPT_MUTATIONS = [
         "I8",
         FOLLOW,
         "test_versions::test_only_the_leader_notes_what_a_stream_follows",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     # -- I5 ----------------------------------------------------------------------------------------------------------
     _script(
@@ -334,15 +334,15 @@ SCRIPT_MUTATIONS = [
         "I8",
         ADVANCE,
         "test_advance::test_a_master_that_does_not_lead_changes_nothing",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "the holder is compared, and not the term",
         "I8",
         ADVANCE,
         "test_advance::test_the_same_holder_in_an_older_term_changes_nothing",
-        _ASKS,
+        _TERM_CHECK,
         "if string.match(redis.call('GET', KEYS[1]) or '', ' .*') ~= string.match(ARGV[1], ' .*') then",
     ),
     _script(
@@ -350,32 +350,32 @@ SCRIPT_MUTATIONS = [
         "I8",
         READ,
         "test_read::test_a_former_leader_takes_nothing_from_the_next_one",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "any master may move tickets",
         "I8",
         REROUTE,
         "test_reroute::test_a_master_that_does_not_lead_moves_nothing",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "any master may adopt entries",
         "I8",
         ADOPT,
         "test_reroute::test_a_master_that_does_not_lead_adopts_nothing",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "any master may forget a consumer",
         "I8",
         FORGET,
         "test_consumers::test_a_master_that_does_not_lead_forgets_no_consumer",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "a term comes again",
@@ -390,8 +390,8 @@ SCRIPT_MUTATIONS = [
         "I8",
         REMOVE,
         "test_retention::test_remove_is_the_leaders_alone",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     _script(
         "two lead",
@@ -407,15 +407,15 @@ SCRIPT_MUTATIONS = [
         RENEW,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
         "if redis.pcall('GET', KEYS[m]) ~= ARGV[2 * m - 1] then",
-        _SOMEBODY,
+        _NO_CHECK,
     ),
     _script(
         "another master's lead is ended",
         "I8",
         RESIGN,
         "test_leadership::test_only_the_token_of_the_term_renews_or_ends_it",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     # -- I9 ----------------------------------------------------------------------------------------------------------
     _script(
@@ -662,8 +662,8 @@ SCRIPT_MUTATIONS = [
         "I8",
         f"{LUA}/notified.lua",
         "test_notices::test_only_the_leader_notes_what_was_told",
-        _ASKS,
-        _SOMEBODY,
+        _TERM_CHECK,
+        _NO_CHECK,
     ),
     # -- promise 5 ---------------------------------------------------------------------------------------------------
     _script(

@@ -63,7 +63,7 @@ class Guard(Enum):
     SELF_FENCE = "self-fencing"
     #: bridge/consumer/lease.py: the worker's own deadline comes before the end of the key.
     DEADLINE_FIRST = "own deadline first"
-    #: bridge/consumer/lease.py: a renewal (SET XX) never revives a lease that ended.
+    #: bridge/consumer/lease.py: a renewal (PEXPIRE) never revives a lease that ended.
     NEVER_REVIVE = "never revive"
     #: bridge/worker/pool/execute.py: the outcome of a message is written before the next one of its ticket starts.
     WRITTEN_FIRST = "written before the next"
@@ -88,8 +88,8 @@ class Guard(Enum):
     QUEUE_DELETED = "queue deleted"
 
 
-#: Guards without which the others still keep every promise, with those others. ``None``: whatever else is dropped; a
-#: dead worker's lease that is not waited out concerns only which of two workers of one name is told so.
+#: Second lines of defence -> the guard that keeps the same promise when this one is dropped. None: no promise needs it
+#: (`WAITS_OUT` only decides which of two workers of one name gets the error).
 SECOND_LINES: dict[Guard, Guard | None] = {
     Guard.EXPECTED: Guard.FRESH_TERM,
     Guard.TERM_REROUTE: Guard.EXPECTED,

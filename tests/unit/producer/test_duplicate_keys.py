@@ -10,7 +10,7 @@ import orjson
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.producer.names_twice import name_twice
+from bridge.producer.duplicate_keys import duplicate_key
 
 
 class Pairs(list[tuple[str, Any]]):
@@ -51,7 +51,7 @@ def twice(value: Any) -> set[str]:
 def test_a_name_is_named_if_and_only_if_an_object_has_it_twice(value: Any, escaped: bool) -> None:
     text = written(value, escaped=escaped)
     expected = twice(value)
-    found = name_twice(text, orjson.loads(text))
+    found = duplicate_key(text, orjson.loads(text))
     assert (found in expected) if expected else (found is None)
 
 
@@ -60,7 +60,7 @@ def test_the_time_grows_with_the_text_and_not_with_its_square() -> None:
         text = "{" + ", ".join(f'"{n}": 0' for n in range(members)) + ', "0": 1}'
         found = orjson.loads(text)
         began = time.process_time()
-        assert name_twice(text, found) == "0"
+        assert duplicate_key(text, found) == "0"
         return time.process_time() - began
 
     seconds(1000)
