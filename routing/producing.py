@@ -47,7 +47,7 @@ class Places(NamedTuple):
 
     @property
     def signs(self) -> tuple[str, str]:
-        """The keys that say that a layout was lost, where none is known; else ""."""
+        """Two keys that exist only if a layout was stored and lost: the first partition, the copy. Else ""."""
         return ("", "") if self.layout.text else (first_partition(self.base), layout_copy_key(self.base))
 
 
@@ -83,16 +83,16 @@ def push_many(
     return ids_in(_PUSH_MANY.run(client, keys, [*args, *arguments]), "")
 
 
-def many_opening(places: Places, task: str, arguments: int, fields: tuple[str, ...] = ()) -> bytes:
-    """The beginning of the same call, before ``arguments`` more arguments."""
+def many_opening(places: Places, task: str, count: int, fields: tuple[str, ...] = ()) -> bytes:
+    """The beginning of the same call, before ``count`` more arguments."""
     if places.numbers:
-        return _PUSH_MANY.opening(*_many(places, task, fields), arguments)
-    return _opening_for_one_stream(places, task, arguments, fields)
+        return _PUSH_MANY.opening(*_many(places, task, fields), count)
+    return _opening_for_one_stream(places, task, count, fields)
 
 
 @lru_cache(maxsize=64)
-def _opening_for_one_stream(places: Places, task: str, arguments: int, fields: tuple[str, ...]) -> bytes:
-    return _PUSH_MANY.opening(*_many(places, task, fields), arguments)
+def _opening_for_one_stream(places: Places, task: str, count: int, fields: tuple[str, ...]) -> bytes:
+    return _PUSH_MANY.opening(*_many(places, task, fields), count)
 
 
 @lru_cache(maxsize=1024)

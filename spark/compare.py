@@ -86,7 +86,8 @@ def states(session: SparkSession, options: dict[str, str]) -> DataFrame:
     from pyspark.sql import functions as fn
 
     found = session.read.format("redisstate").options(**options, damaged="row").load()
-    # A text without its quotes: the only member of an array that is read as one of texts.
+    # A state's values are JSON. To get a JSON string without its quotes, it is put into an array, which is parsed as
+    # array<string>.
     text = fn.transform_values(
         "state", lambda _, value: fn.from_json(fn.concat(fn.lit("["), value, fn.lit("]")), "array<string>")[0]
     )

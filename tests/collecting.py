@@ -21,7 +21,7 @@ def collect() -> None:
     from tests.forks import Forks
 
     xdist.remote.setup_config(config, None)
-    # Filled in by the forks. That it is there tells plugins that this is no process which reports.
+    # The forks fill it in. By its existence plugins know that this process does not report.
     config.workerinput = {}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
     forks = Forks(config, listening)

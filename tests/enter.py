@@ -1,4 +1,6 @@
-"""Stands for a process of tests that is a fork (`tests.collected`): hands its streams over and ends with the fork."""
+"""What xdist starts in place of a Python with tests. It passes its stdin, stdout and stderr to the collecting process
+(`tests.collected`), which forks a process of tests that uses them. It ends when that fork ends.
+"""
 
 import socket
 import sys

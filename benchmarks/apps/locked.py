@@ -1,4 +1,4 @@
-"""The peer with a Redis lock for each ticket, as it is done where order was not thought of: exclusion, no order.
+"""The peer with a Redis lock for each ticket, the usual solution: exclusion, no order.
 
 redis-py's own lock with its own defaults: who finds it held tries again every 100 ms, in the pool process.
 """

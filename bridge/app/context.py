@@ -45,8 +45,8 @@ class TicketContext:
         "_state_key",
         "_write_success",
         "attempt",
+        "body_end",
         "body_reached",
-        "came_of_body",
         "deadline",
         "decided",
         "dropped",
@@ -91,7 +91,8 @@ class TicketContext:
         self.lost = lost
         #: When this attempt started, Unix time in us; 0: not started.
         self.started_us = 0
-        #: Whether the lost attempt is still to be rolled back. If this attempt ends so, the next one knows it as well.
+        #: Whether the rollback of the lost attempt has not returned yet. If this attempt ends before that, the next one
+        #: owes it.
         self.owes_rollback = lost is not None
         #: Whether the rollback runs now. It may call its task.
         self.rolling_back = False
@@ -99,9 +100,8 @@ class TicketContext:
         self.entered = False
         #: Whether the ``__call__`` methods of the base classes have reached the task's body.
         self.body_reached = False
-        #: What came of the body, if it ran outside of Celery's tracer: (exception, result). The tracer calls the task,
-        #: and gets it.
-        self.came_of_body: tuple[Exception | None, Any] | None = None
+        #: (exception, result) of the body, if it ran before Celery's tracer called the task: the call then ends so.
+        self.body_end: tuple[Exception | None, Any] | None = None
         self._home = home
         #: Returns whether the lease that the message was dispatched under still holds.
         self.lease_holds = lease_holds
@@ -136,8 +136,8 @@ class TicketContext:
 
     @property
     def home(self) -> str:
-        """The stream by whose name a store knows the ticket: the oldest version of the whole stream
-        (`bridge.app.state_home`). Raises `StaleFence` when the lease ends before Redis has said it.
+        """The stream under whose name stores outside of the lane keep the ticket: the oldest version of the whole
+        stream (`bridge.app.state_home`). Raises `StaleFence` when the lease ends before Redis has answered.
         """
         if self._home is not None:
             return self._home()

@@ -364,7 +364,7 @@ def _refusing_messages(body: Any) -> Any:
 
 
 def _requiring_a_run(body: Any) -> Any:
-    """``body`` decorates what is async or a generator. Whether it runs that, its result says."""
+    """``body`` is a decorator around an async function or a generator. Its result shows whether it ran that."""
 
     def require(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = body.__get__(self, type(self))(*args, **kwargs)

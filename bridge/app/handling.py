@@ -39,8 +39,8 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
     if ticket is None and self.request.is_eager:
         ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
     if ticket is None or ticket.entered:
-        if ticket is not None and ticket.came_of_body is not None:
-            (exc, result), ticket.came_of_body = ticket.came_of_body, None
+        if ticket is not None and ticket.body_end is not None:
+            (exc, result), ticket.body_end = ticket.body_end, None
             if exc is not None:
                 raise exc
             return result

@@ -23,7 +23,7 @@ WHY_CHARS = 400
 def breaking_off(
     whys: Sequence[str | None], total: int, participle: str, print_json: Callable[[str], None] | None
 ) -> Iterator[None]:
-    """When the block ends with an error, or Ctrl-C, says for how many of ``total`` messages it was done before that.
+    """Runs the block. If it ends with an error, or Ctrl-C, says how many of ``total`` messages were done before.
 
     ``whys``: the result of each message so far; None: it was done. Those of the step that failed are among them.
     ``print_json`` gets what is to be said of the others.

@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 RENEWALS = 3
 #: Exit status of a process that lost its lease while a handler ran: EX_TEMPFAIL.
 LOST_STATUS = 75
-#: Seconds between two looks whether it is registered, and looks between two questions whether the master lives.
+#: Seconds between two looks while there is no incarnation.
 LOOK_S = 0.05
+#: Of these looks, so many come between two checks that the master answers.
 ALIVE_LOOKS = 60
 #: Longest time in seconds to leave, by whichever master.
 LEAVE_S = 10.0
@@ -137,7 +138,7 @@ class HttpConsumer:
     def _register(self) -> None:
         while not self._stopping.is_set():
             try:
-                # One that is frozen would keep the registration for as long as one may wait for an older lease.
+                # First whether a master answers: a frozen one would hold the registration up for 60 s.
                 self._calls.find(self._goes_on)
                 sent = now_ns()
                 found = self._calls.call(
@@ -175,7 +176,11 @@ class HttpConsumer:
         path = f"/api/consumers/{quote(self._name)}/heartbeat"
         try:
             found = self._calls.call(
-                "POST", path, {"incarnation": incarnation}, goes_on=lambda: False, answer_s=self._lease_ms / 3000
+                "POST",
+                path,
+                {"incarnation": incarnation},
+                goes_on=lambda: False,
+                answer_s=self._lease_ms / 1000 / RENEWALS,
             )
         except (OSError, HTTPException):
             return 0
@@ -187,7 +192,7 @@ class HttpConsumer:
         with self._lock:
             if incarnation == self._incarnation:
                 self._deadline_ns = deadline_ns
-                if found["wants"] == "leave" != self._wants:
+                if found["wants"] == "leave" and self._wants != "leave":
                     # During a deploy masters know different lanes: one that says `leave` is where to register again.
                     self._calls.stay()
                 self._wants = found["wants"]

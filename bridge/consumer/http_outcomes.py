@@ -1,9 +1,8 @@
 """The outcomes of an `HttpConsumer` on their way to a master: many in one call. Standard library only.
 
-A call has a limited number of outcomes, and of bytes: the port refuses a body that is too large before it has read it,
-and the client may see no more of that than a connection that ends. What is refused for its form, although it should not
-be, is that message's failure alone. So the outcomes of such a call are sent one by one, and one that is refused alone
-becomes a failure that says so.
+A call has a limited number of outcomes, and of bytes. The port refuses a body that is too large before it has read it,
+and then the client may see only a closed connection. A bad outcome must fail only its own message. So when a call is
+refused, its outcomes are sent again one by one. An outcome that is refused alone becomes a failure of its message.
 """
 
 from __future__ import annotations
@@ -131,10 +130,13 @@ class Outcomes:
 
     def _call(self, batch: Sequence[Item]) -> None:
         incarnation, body = batch[0].incarnation, b"[" + b",".join(item.text for item in batch) + b"]"
-        tries = iter(range(1, LARGE_TRIES)) if len(batch) > 1 and len(body) > SURE_BYTES else None
+        is_large = len(batch) > 1 and len(body) > SURE_BYTES
+        tries = 0
 
         def goes_on() -> bool:
-            return self._life.holds(incarnation) and (tries is None or next(tries, None) is not None)
+            nonlocal tries
+            tries += 1
+            return self._life.holds(incarnation) and (not is_large or tries < LARGE_TRIES)
 
         found = self._calls.call("POST", "/api/messages/acknowledge", body, goes_on=goes_on)
         for result in found["results"]:

@@ -36,7 +36,7 @@ def describe(*, is_open: bool = False) -> FastAPI:
         version=version("ticket-bridge"),
         description=ABOUT,
         openapi_url="/api/openapi.json",
-        # Their pages load scripts from elsewhere.
+        # FastAPI's own pages of documentation load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

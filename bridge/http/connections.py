@@ -33,92 +33,95 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, most: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self._most = most
-        self._coming: asyncio.TimerHandle | None = None
-        self._leaving: asyncio.TimerHandle | None = None
-        self._unread = 0
-        self._heard = False
+        #: Ends the wait for the rest of a request.
+        self._request_timer: asyncio.TimerHandle | None = None
+        #: Makes the next look at a slow reader.
+        self._reader_timer: asyncio.TimerHandle | None = None
+        #: Bytes of the answer that were not sent yet at the last of these looks.
+        self._unsent = 0
+        self._has_data = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._most:
             self._refuse(unavailable(f"there are {self._most:,} open connections, and that is the limit; try again"))
             return
-        self._coming = self.loop.call_later(HEADERS_S, self._too_slow)
+        self._request_timer = self.loop.call_later(HEADERS_S, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if self._leaving is not None:
-            self._leaving.cancel()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        had, self._heard = self.cycle, True
+        had, self._has_data = self.cycle, True
         super().data_received(data)
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             # A part of the headers.
-            if self._coming is None:
-                self._coming = self.loop.call_later(HEADERS_S, self._too_slow)
+            if self._request_timer is None:
+                self._request_timer = self.loop.call_later(HEADERS_S, self._too_slow)
         elif not cycle.more_body:
             self._stop_waiting()
         elif cycle is not had:
             self._stop_waiting()
-            self._coming = self.loop.call_later(BODY_S, self._too_slow)
+            self._request_timer = self.loop.call_later(BODY_S, self._too_slow)
 
     def on_response_complete(self) -> None:
         self._stop_waiting()
         super().on_response_complete()
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
-            self._coming = self.loop.call_later(BODY_S, self._too_slow)
+            self._request_timer = self.loop.call_later(BODY_S, self._too_slow)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        # It may have read nothing of its answer, and the rest would be kept for ever.
+        # The client may not have read its answer: the rest would be kept for ever.
         self.loop.call_later(WRITE_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.transport.get_write_buffer_size()
-        self._leaving = self.loop.call_later(WRITE_S, self._look_at_reader)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(WRITE_S, self._look_at_reader)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's signature)
         """Answers a request that cannot be parsed."""
-        # It is called where the error is handled.
+        # uvicorn calls it where it handles h11's error, so `sys.exception` is that error.
         if getattr(sys.exception(), "error_status_hint", 400) == 431:
             self._refuse(Problem(431, f"the headers of a request may have at most {HEADER_BYTES:,} bytes"))
         else:
             self._refuse(Problem(400, "this is not a valid HTTP request"))
 
     def _too_slow(self) -> None:
-        self._coming = None
+        self._request_timer = None
         if self.transport.is_closing():
             return
-        if self._heard:
+        if self._has_data:
             self._refuse(Problem(408, "the request did not come in time"))
         else:
             self.transport.close()
 
     def _look_at_reader(self) -> None:
         left = self.transport.get_write_buffer_size()
-        if left > self._unread - WRITE_BYTES:
+        if left > self._unsent - WRITE_BYTES:
             self.transport.abort()
             return
-        self._unread = left
-        self._leaving = self.loop.call_later(WRITE_S, self._look_at_reader)
+        self._unsent = left
+        self._reader_timer = self.loop.call_later(WRITE_S, self._look_at_reader)
 
     def _stop_waiting(self) -> None:
-        if self._coming is not None:
-            self._coming.cancel()
-            self._coming = None
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
     def _refuse(self, problem: Problem) -> None:
         """Answers without the application, unless it answers already, and ends the connection."""

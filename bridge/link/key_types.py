@@ -92,7 +92,8 @@ def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> N
     """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's, or a string
     another form; redis errors.
 
-    One round trip; with ``queues`` another two, for the queues of the consumers. A user who may not ask is not held up.
+    One round trip; with ``queues`` another two, for the queues of the consumers. Without the
+    permission for TYPE nothing is checked.
     """
     strings = [getattr(keys, name) for name in _FORMS]
     try:

@@ -12,8 +12,8 @@ lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
 4. When all lanes have ended, the thread of the heartbeats ends, and the master prints "stopped".
 
-A server beside the lanes (``bridge run --http``), which has a process of its own, starts before them, is asked to stop
-in step 1, and is waited for in step 4.
+The port (``bridge run --http``) has a process of its own. It starts before the lanes, is asked to stop in step 1, and
+is waited for in step 4.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ SWITCH_S = 0.0001
 RETRY_S = 0.5
 
 
-class Server(Protocol):
-    """A server that starts and ends with a master."""
+class Port(Protocol):
+    """The port of a master, for HTTP (`bridge.http`): it starts and ends with the master."""
 
     def start(self) -> None:
         """Starts to serve. No thread of the master runs yet."""
@@ -68,8 +68,8 @@ class Server(Protocol):
 class Master:
     """A master of the lanes of ``app``. ``announce`` gets a line for each change: standing by, leading, stopped.
 
-    ``named``: the subscriptions that it stands for, or partitions of them (``billing:p2``); None: all. ``server`` runs
-    beside its lanes. Raises `ConfigurationError`.
+    ``named``: the subscriptions that it stands for, or partitions of them (``billing:p2``); None: all. ``port``
+    runs beside its lanes. Raises `ConfigurationError`.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Master:
         app: Celery,
         announce: Callable[[str], None] = print,
         named: Collection[str] | None = None,
-        server: Server | None = None,
+        port: Port | None = None,
     ) -> None:
-        self._server = server
+        self._port = port
         self._app = app
         self._announce = announce
         self._named = named
@@ -96,23 +96,23 @@ class Master:
     def stop(self, *_: Any) -> None:
         """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
         self._stop.set()
-        if self._server is not None:
-            self._server.stop()
+        if self._port is not None:
+            self._port.stop()
         self._lineup.stop()
 
     def _reload(self, *_: Any) -> None:
-        if self._server is not None:
-            self._server.reload()
+        if self._port is not None:
+            self._port.reload()
 
     def run(self) -> None:
         """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead one of the lanes."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self.stop)
-            if self._server is not None:
+            if self._port is not None:
                 signal.signal(signal.SIGHUP, self._reload)
-        if self._server is not None:
-            self._server.start()
+        if self._port is not None:
+            self._port.start()
         heartbeats = Heartbeats(self._app, self._look)
         heartbeats.start()
         try:
@@ -124,9 +124,9 @@ class Master:
                     break
         finally:
             heartbeats.stop()
-            if self._server is not None:
-                self._server.stop()
-                self._server.join()
+            if self._port is not None:
+                self._port.stop()
+                self._port.join()
         self._announce("stopped")
 
     def _lineup_of_now(self) -> Lineup:
@@ -161,11 +161,11 @@ def run(
     app: Celery,
     announce: Callable[[str], None] = print,
     named: Collection[str] | None = None,
-    server: Server | None = None,
+    port: Port | None = None,
 ) -> None:
     """Runs a master until SIGTERM or Ctrl-C. Raises `TicketBridgeError` when it cannot start."""
     try:
-        master = Master(app, announce, named, server)
+        master = Master(app, announce, named, port)
     except UNAVAILABLE as exc:
         # It went away just now, or is loading its data: it answers INFO then, and nothing else.
         url = bridge_of(app).settings.redis_url

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def refuse_without_commands(redis: Redis, role: Role) -> None:
     """Raises `ServerUnfit`, one line, when the server has not all commands that ``role`` sends.
 
-    A server that is away, and a user who may not ask, are not held up: an error of the command itself says it then.
+    Nothing is checked when the server is away or refuses COMMAND: the command itself then fails with the reason.
     """
     needed = sorted({one.partition("|")[0] for one in (*OWN[role], *commands_of_scripts(role))})
     try:

@@ -75,8 +75,8 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
 
 
 def left_before(redis: Redis, lanes: Sequence[LaneSettings], position: str) -> int:
-    """How many messages from ``position`` on have left the streams already: the other groups were done with them. When
-    it is an id, there may be fewer: the server does not know how many of them were before it.
+    """At most how many messages from ``position`` on were removed already, because all other groups had done them. For
+    an id it may be too high: the server does not know how many of the removed ones were older.
 
     0 with Redis 6.2, which does not count the entries that were added.
     """

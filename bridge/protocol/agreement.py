@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
 
 
-#: The format of what a lane keeps in Redis. It grows when a version that knows the last one could not read it.
+#: The format of what a lane keeps in Redis. Raise it with each change that an
+#: older version could not read.
 LANE_FORMAT = 1
 #: Settings that workers use as masters do.
 SHARED = ("lease", "max_attempts", "max_payload", "bundle_ms")
@@ -61,8 +62,9 @@ def app_name(app: Celery) -> str:
 
 
 def arrive(redis: Redis, app: Celery, settings: LaneSettings, layout: InLayout) -> None:
-    """Before a member of ``app`` begins. ``layout``: what the lane's stream belongs to. Raises `ConfigurationError`,
-    one line, when the lane is not for it, `LaneGone` when its stream was retired or left, and redis errors.
+    """Notes format and app in the lane, if nobody has, before a member of ``app`` begins. ``layout``: what the lane's
+    stream belongs to. Raises `ConfigurationError`, one line, when the lane is not for it, `LaneGone` when its stream
+    was retired or left, and redis errors.
     """
     keys, name = settings.keys, app_name(app)
     code, found = meet(redis, keys, LANE_FORMAT, name, layout)
@@ -75,14 +77,14 @@ def arrive(redis: Redis, app: Celery, settings: LaneSettings, layout: InLayout) 
 
 
 def refuse_newer(redis: Redis, settings: LaneSettings) -> None:
-    """Before a command reads or changes the lane. Raises `ConfigurationError`, one line, when its format is newer than
-    this version knows, and redis errors. Writes nothing.
+    """Checks the lane's format, before a command reads or changes it. Raises `ConfigurationError`, one line, when it is
+    newer than this version knows, and redis errors. Writes nothing.
     """
     _check_format(settings.keys, redis.hget(settings.keys.about, "format"))
 
 
 def refuse_other(redis: Redis, app: Celery, settings: LaneSettings, *, nameless: bool = False) -> None:
-    """Before a command of ``app`` makes, changes or deletes the lane: as `arrive`, and writes nothing.
+    """Checks the lane as `arrive` does, before a command of ``app`` makes, changes or deletes it. Writes nothing.
 
     ``nameless``: also refuses an app without a name, when the lane belongs to one.
     """

@@ -84,8 +84,8 @@ class Envelopes:
     ) -> bytes:
         """The text, after the opening and the base, of one message that travels as an ordinary Celery message.
 
-        ``alone``: the worker gives it back, unless it has nothing of its other lanes. ``own``: its own options.
-        ``first``: the worker runs it before what waits there.
+        ``alone``: the worker takes it only while it has nothing of its other lanes. Else it gives it back. ``own``:
+        its own options. ``first``: the worker runs it before what waits there.
         """
         ticket = orjson.dumps(message.ticket)
         payload = message.payload

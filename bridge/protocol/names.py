@@ -9,7 +9,8 @@ BUNDLE_TASK = "bridge.bundle"
 #: Name of the ordinary Celery task that pushes a message, for whatever sends tasks and knows no streams: Beat.
 PUSH_TASK = "bridge.push"
 
-#: Header: the fence base of the dispatch; a message's fence is the base plus its offset.
+#: Header: the fence base of the dispatch; a message's fence is the base plus its offset. The base is the fence of a
+#: message with offset 0.
 HEADER_BASE = "bridge_fence"
 #: Header: a list of rows (`bridge.protocol.headers.RunHead`), one for each run that the Celery message carries; none in
 #: a request to the worker (`HEADER_REQUEST`). Only while a run is in doubt may an older run of its ticket still be

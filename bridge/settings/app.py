@@ -210,7 +210,7 @@ def _check_url(app: Celery, url: str) -> str:
         scheme = one.partition("://")[0]
         if scheme not in (*SCHEMES, "sentinel"):
             # Before the :// of other texts may be a password.
-            found = "a text without ://" if scheme == one else "another form"
+            found = "a text without ://" if scheme == one else "a URL of a kind that Celery does not know"
             raise ConfigurationError(
                 "the broker's URL (or bridge_redis_url) must be redis://, rediss://, redis+socket://, unix:// or "
                 f"sentinel://, not {scheme + '://' if scheme in TRANSPORT_ALIASES else found}"

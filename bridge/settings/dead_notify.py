@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from bridge.settings.numbers import int_as_float
+
 #: What begins a secret that is written in base64.
 BASE64 = "whsec_"
 #: Fewest bytes of a secret.
@@ -34,10 +36,7 @@ class DeadNotify(BaseModel):
     )
     timeout: float = Field(default=10.0, ge=0.1, le=60, description="Seconds within which the receiver must answer.")
 
-    @field_validator("rate", "timeout", mode="before")
-    @classmethod
-    def _whole_numbers(cls, value: object) -> object:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    _whole_numbers = field_validator("rate", "timeout", mode="before")(int_as_float)
 
     @field_validator("url")
     @classmethod

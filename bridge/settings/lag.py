@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from bridge.settings.numbers import int_as_float
+
 
 class LagLimit(BaseModel):
     """How much one lane may have undone, by a number, by bytes or by age, and what happens beyond that.
@@ -27,10 +29,7 @@ class LagLimit(BaseModel):
     )
     then: Literal["skip", "park"] = Field(default="skip", description="What happens beyond the limit.")
 
-    @field_validator("age", mode="before")
-    @classmethod
-    def _whole_seconds(cls, value: object) -> object:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    _whole_seconds = field_validator("age", mode="before")(int_as_float)
 
     def __bool__(self) -> bool:
         """Whether there is a limit."""

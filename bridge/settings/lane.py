@@ -16,6 +16,7 @@ from bridge.routing.filters import Filter
 from bridge.routing.keys import LaneKeys
 from bridge.routing.policies import PolicyName
 from bridge.settings.lag import LagLimit
+from bridge.settings.numbers import int_as_float
 from bridge.settings.retries import Backoff
 
 #: Stands for an unlimited number of attempts.
@@ -214,19 +215,15 @@ class LaneSettings(BaseModel):
     def _filter_of_mapping(cls, value: object) -> object:
         return None if value is None else Filter.read(value)
 
-    @field_validator("lease", "leader_lease", "bundle_ms", "retention", "state_ttl", "unknown_after", mode="before")
-    @classmethod
-    def _whole_seconds(cls, value: object) -> object:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    _whole_seconds = field_validator(
+        "lease", "leader_lease", "bundle_ms", "retention", "state_ttl", "unknown_after", mode="before"
+    )(int_as_float)
 
     @field_validator("backoff", "breaker", mode="before")
     @classmethod
     def _of_mapping(cls, value: object) -> object:
         if isinstance(value, Mapping):
-            return {
-                k: float(v) if isinstance(v, int) and not isinstance(v, bool) and k != "tickets" else v
-                for k, v in value.items()
-            }
+            return {k: v if k == "tickets" else int_as_float(v) for k, v in value.items()}
         return value
 
     @field_validator("stream")

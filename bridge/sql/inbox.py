@@ -5,9 +5,9 @@ one woke up after its ticket had moved. So the transaction itself must know whet
 asks for that in the user's own transaction, and both tables change with it or not at all:
 
 - The **fence** of the ticket is compared, and kept: a smaller one than the largest that was seen raises `StaleFence`.
-  Fences grow over all versions and partitions of a stream, so its oldest version names them. Those of two streams
-  have nothing to do with each other, although their apps may share a database, and the default group.
-  Its row is locked until the end of the transaction, so two executions of a ticket wait for each other here.
+  Fences grow over all versions and partitions of a stream, so the row has the name of the oldest version (its column
+  ``stream``). Fences of two streams are independent: two apps may share a database and the default group.
+  The row is locked until the end of the transaction, so two executions of a ticket wait for each other here.
 - The **id of the message** is stored. If it is there already, its effects are, too.
 """
 
@@ -83,8 +83,8 @@ class Inbox:
 
         Args:
             connection: A connection or a session; its transaction carries the effects, too.
-            ticket: ``self.ticket``. Nothing is compared, so True, when it is None, as in a task that is called without
-                the bridge, and when it is that of a plain call (``task.run``), which is no message.
+            ticket: ``self.ticket``. It is None in a task that is called without the bridge. For None, and for the
+                ticket of a plain call (``task.run``), nothing is compared and the result is True.
 
         Raises:
             ConfigurationError: There can be no such transaction: autocommit, another database than PostgreSQL, or what

@@ -521,7 +521,7 @@ MUTATIONS = [
         "promise 4",
         "steady",
         ("ledger: unexplained",),
-        (Edit("bridge/worker/pool/light_tracer.py", "came_of_body = (exc, None)", "came_of_body = (None, None)"),),
+        (Edit("bridge/worker/pool/light_tracer.py", "body_end = (exc, None)", "body_end = (None, None)"),),
     ),
     Mutation(
         "a state is saved before the outcome",

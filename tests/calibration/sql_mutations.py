@@ -1,5 +1,5 @@
-"""Defects of the inbox in PostgreSQL (`bridge.sql`): with each, a sequence of executions that keeps to the model of its
-tests keeps to it no more.
+"""Defects of the inbox in PostgreSQL (`bridge.sql`). With each of them, some sequence of executions breaks the model in
+the inbox's tests.
 """
 
 from __future__ import annotations

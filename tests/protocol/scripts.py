@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.protocol.world import Setup
 
 
-#: Guards that scripts look at. Without any other one the scripts do the same, and what they did is known.
+#: Guards that change what a script does. The cache of `run` depends on these alone.
 _IN_SCRIPTS = RULES | {Guard.RECALL_OWN, Guard.RECALL_SINGLE}
 _SEEN = attrgetter(*Server._fields)
 

@@ -33,8 +33,8 @@ LARGE = {
     "a server whose clock is set, one message, two faults",
     "two tickets, one fault",
 }
-#: Where a guard is missed with the least effort, unless it is with effects and two faults.
-PLACES = {
+#: Guard -> the smallest setup in which dropping it breaks a promise, if it is not the default: effects and two faults.
+SETUPS = {
     Guard.OUTCOME_FENCE: Setup(effects=False, promises_only=True),
     Guard.QUEUE_KNOWN: Setup(messages=(1,), leaving=True, promises_only=True),
     Guard.TERM_REROUTE: Setup(messages=(1,), promises_only=True),
@@ -72,7 +72,7 @@ def test_every_promise_holds_in_every_state_and_a_good_end_is_within_reach_of_ea
 
 @pytest.mark.parametrize("guard", ESSENTIAL, ids=lambda guard: guard.value)
 def test_without_the_guard_a_promise_breaks(guard: Guard) -> None:
-    found = Exploration(PLACES.get(guard, Setup(promises_only=True)), {guard}, most=60_000, ends=False).run()
+    found = Exploration(SETUPS.get(guard, Setup(promises_only=True)), {guard}, most=60_000, ends=False).run()
     print("\n".join(found.trace))
     assert found.broken, f"nobody misses '{guard.value}' in {in_words(found)}"
 
@@ -87,7 +87,7 @@ def test_without_a_second_line_the_others_hold(guard: Guard) -> None:
 def test_a_second_line_holds_where_the_first_is_missing(guard: Guard) -> None:
     first = SECOND_LINES[guard]
     assert first is not None
-    found = Exploration(PLACES.get(guard, Setup(promises_only=True)), {guard, first}, most=60_000, ends=False).run()
+    found = Exploration(SETUPS.get(guard, Setup(promises_only=True)), {guard, first}, most=60_000, ends=False).run()
     assert found.broken
 
 

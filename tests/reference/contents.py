@@ -45,9 +45,11 @@ class Contents:
         self.applied: dict[str, int] = {}
         #: Ticket -> due time (ms).
         self.retries: dict[str, int] = {}
-        #: Message -> due time (ms): others overtake it until then; they did; its ticket waits for it.
+        #: Message -> due time (ms): others overtake it until then.
         self.delayed: dict[str, int] = {}
+        #: Message -> the due time that it had: it is due, and not done.
         self.late: dict[str, int] = {}
+        #: Message -> due time (ms): its ticket waits for it.
         self.holding: dict[str, int] = {}
         self.outcomes: dict[str, Fields] = {}
         #: The stream of dead letters.

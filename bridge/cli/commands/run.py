@@ -89,14 +89,14 @@ def run(
 
     with client(bridge_of(target.app).settings.redis_url) as redis:
         refuse_without_commands(redis, Role.MASTER)
-    server = None
+    port = None
     if options is not None:
         from bridge.http.process import HttpProcess
 
         # Its warnings say what clients did wrong, who got an answer. Anybody could fill the log with them.
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
-        server = HttpProcess(target.app, options, click.echo)
-    run_master(target.app, click.echo, lanes, server)
+        port = HttpProcess(target.app, options, click.echo)
+    run_master(target.app, click.echo, lanes, port)
 
 
 def _http_options(http: str | None, tokens: Path | None, cert: Path | None, key: Path | None) -> HttpOptions | None:

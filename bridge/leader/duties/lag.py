@@ -4,16 +4,16 @@ Once a second the leader compares what the lane has undone with the limit. Beyon
 
 - ``skip``: the leader reads the oldest unread messages and acknowledges them at once, without a dispatch. Each has a
   row in the history, and is counted as ``skipped``. Those that others overtake until later are delayed.
-- ``park``: the leader reads nothing new until masters with a larger limit start. Only unread messages count here. What
-  was read is handled, and if it counted, a lane would go on by itself or not, as much as it had read by chance. So the
-  lane comes within its limit again only when messages are removed by hand.
+- ``park``: the leader reads nothing new until masters with a larger limit start. Only unread messages count here:
+  those that were read are handled in any case. If they counted, handling them could bring the lane within its limit
+  again, or not, by how many it had read. So with its own limit it goes on only after messages were removed by hand.
 
 A delayed message that others overtake does not count until it is due: nobody is late with it. An unread one counts,
 since the leader learns that it is delayed when it reads it. What was read before is handled. So the leader reads ahead
 at most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an
 age, at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an
-age it reads nothing while the oldest message that it has read is older than half of that. With ``park`` one ticket
-that is retried for long would stop the lane for good by that.
+age it reads nothing while the oldest message that it has read is older than half of that. This rule is not for
+``park``: one ticket that is retried for long would stop the lane for good.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.
@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 SAMPLES = 20
 #: Messages that are read ahead with a limit of bytes, before any size is known.
 UNMEASURED = 16
-#: What is left of the highest rate of ended messages after each look.
+#: Factor by which the highest rate of ended messages decays at each look.
 RATE_KEPT = 0.9
 #: Seconds between two log lines about skipped messages.
 SAY_S = 10.0
@@ -68,10 +68,12 @@ class Lag:
         self.excess = 0
         #: Bytes of a message in the stream, on average, as they were seen last; 0: not known.
         self._size = 0.0
-        #: Messages a second that the lane ended, by now; how many were read since the last look, and how many were
-        #: pending at that time.
+        #: The highest recent rate of ended messages, a second. It decays.
         self._rate = 0.0
-        self._read = self._were_pending = 0
+        #: Messages that were read since the last look.
+        self._read = 0
+        #: Messages that were pending at the last look, without the delayed ones.
+        self._were_pending = 0
         self._looked_at = time.monotonic()
         #: Most messages that may be pending; None: no limit.
         self._ahead = self._most_ahead(self._most())

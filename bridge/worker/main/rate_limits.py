@@ -2,8 +2,8 @@
 
 Messages of a task with a rate limit travel alone, and Celery's bucket lets one after another into the pool. The leader
 reads in the registration which tasks have one. So after the command it knows of the new limit only a few seconds later,
-and sends bundles until then. None of these starts: the worker keeps it until the next renewal of its lease, and gives
-it back. (At once, the leader would send it again at once.)
+and sends bundles until then. The worker starts none of these. It keeps them until the next renewal of its lease, and
+then gives them back. If it did so earlier, the leader, which does not know the limit yet, would send them again.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class LightTracer:
                 signals.task_prerun.send(sender=task, task_id=id_, task=task, args=args, kwargs=kwargs)
             result = handled(task, context, request, args, kwargs)
         except Exception as exc:
-            context.came_of_body = (exc, None)
+            context.body_end = (exc, None)
         except BaseException:
             if listens is _Listeners.DJANGO:
                 _send_postrun(task, delivery, None, None)
@@ -124,7 +124,7 @@ class LightTracer:
                 if listens is _Listeners.DJANGO:
                     _send_postrun(task, delivery, result, states.SUCCESS)
                 return result, None, runtime, shown
-            context.came_of_body = (None, result)
+            context.body_end = (None, result)
         finally:
             tasks_now.pop()
             requests_now.pop()
@@ -153,7 +153,7 @@ def _stores_later(task: Any, delivery: Delivery, context: TicketContext, request
         return True
 
     def trace_again() -> Traced:
-        context.came_of_body = (None, result)
+        context.body_end = (None, result)
         return _traced_by_celery(task, delivery, vars(request))
 
     kept = unstored(backend, request, result, trace_again)

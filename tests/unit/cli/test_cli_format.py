@@ -39,7 +39,7 @@ COMMANDS = [
     ("audit",),
 ]
 #: Commands that are not about one lane, by the reason.
-OTHERS = {
+OTHERS: dict[str, set[tuple[str, ...]]] = {
     "masters refuse both when they start (`bridge.master.refusals`)": {("run",), ("up",), ("demo",)},
     "it appends to a stream, which several apps may share": {("push",)},
     "it is about a stream, which several apps may share": {
