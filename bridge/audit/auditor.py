@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from bridge.audit.checks import Check, Finding
 from bridge.audit.delivery_checks import DeliveryChecks
 from bridge.audit.findings import EXAMPLES, Findings
-from bridge.audit.messages import Messages
+from bridge.audit.messages import Messages, NextAttempt
 from bridge.audit.missing_rows import MissingRows
 from bridge.routing.history import Delivery, What
 from bridge.routing.ids import IdKey, id_key, late_place
@@ -218,7 +218,7 @@ class Auditor:
     def lost(self, id_: str, more: str = "") -> None:
         """Reports an undone message that is not pending."""
         text = "the group has read it; it is neither pending nor done nor dead"
-        if id_ in self._messages.tries:
+        if id_ in self._messages.attempts:
             text = "it had been delivered, is not done or dead, and is not pending"
         self.report(Check.LOST, self.ticket_of(id_), id_, text + more)
 
@@ -315,7 +315,7 @@ class Auditor:
             self.report(Check.REPEATED, row.ticket, id_, "it was replayed, and was not dead")
         messages.dead.discard(id_)
         messages.undone[id_] = trail
-        messages.tries[id_] = (1, 1, 0)
+        messages.attempts[id_] = NextAttempt(1, 1, 0)
         # A fence is the server's clock in us, so a later dispatch has a larger fence.
         trail.replay(id_, (row.written_ms + 1) * 1000 + FENCES_AHEAD_US)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.audit.checks import Check
 from bridge.audit.findings import Findings
-from bridge.audit.messages import Messages
+from bridge.audit.messages import Messages, NextAttempt
 from bridge.audit.missing_rows import MissingRows
 from bridge.audit.trail import Trail
 from bridge.routing.history import Delivery, What
@@ -66,10 +66,10 @@ class DeliveryChecks:
             self._report(Check.REORDERED, trail.name, row.message_id, text)
         if not (replayed or trail.late) or not row.fence:
             return
-        tried = self._messages.tries.get(row.message_id)
-        if tried is None and not self._missing.begins_here(key):
+        expected = self._messages.attempts.get(row.message_id)
+        if expected is None and not self._missing.begins_here(key):
             return  # it may have started before the replay, in rows that are missing
-        first_fence = row.fence if tried is None or not tried[2] else tried[2]
+        first_fence = row.fence if expected is None or not expected.first_fence else expected.first_fence
         late = [id_ for id_, (other, bound) in (trail.late or {}).items() if other < place and first_fence > bound]
         if late:
             text = f"first dispatched after {late[0]} was due, and {row.what.value} before {late[0]}"
@@ -84,17 +84,17 @@ class DeliveryChecks:
     def attempt(self, row: Delivery, key: IdKey) -> None:
         """`Check.ATTEMPTS`. A message that dies without being in flight (fence 0) has no attempt."""
         id_, attempt = row.message_id, row.attempt
-        tried = self._messages.tries.get(id_)
+        expected = self._messages.attempts.get(id_)
         if row.fence:
-            if tried is not None:
-                least, most, _ = tried
+            if expected is not None:
+                least, most = expected.least, expected.most
                 if not least <= attempt <= most:
                     wanted = str(least) if least == most else f"{least} or {most}"
                     text = f"{row.what.value} in attempt {attempt}; expected {wanted} after the row before"
                     self._report(Check.ATTEMPTS, row.ticket, id_, text)
             elif attempt != 1 and self._missing.begins_here(key):
                 self._report(Check.ATTEMPTS, row.ticket, id_, f"its first row is of attempt {attempt}")
-        if tried is not None and tried[2]:
+        if expected is not None and expected.first_fence:
             self.repeats += 1
         if row.what is What.FAILED:
             least, most = attempt + 1, attempt + 1
@@ -104,12 +104,12 @@ class DeliveryChecks:
             least = most = attempt
         else:
             return
-        if tried is not None and tried[2]:
-            first_fence = tried[2]
+        if expected is not None and expected.first_fence:
+            first_fence = expected.first_fence
         else:
             # When its first rows may be missing, its first fence is unknown: take the smallest.
-            first_fence = row.fence if tried is not None or self._missing.begins_here(key) else BEFORE_ALL
-        self._messages.tries[id_] = (least, most, first_fence)
+            first_fence = row.fence if expected is not None or self._missing.begins_here(key) else BEFORE_ALL
+        self._messages.attempts[id_] = NextAttempt(least, most, first_fence)
 
     def fence(self, trail: Trail, row: Delivery) -> None:
         """`Check.FENCES`."""

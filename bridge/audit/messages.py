@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from bridge.audit.trail import NONE, Trail
 from bridge.routing.ids import IdKey, Place
 
 #: Returned fences that are remembered, at most.
 GIVEN_BACK = 100_000
+
+
+class NextAttempt(NamedTuple):
+    """What the next row of an undone message may have."""
+
+    #: The smallest and the largest attempt.
+    least: int
+    most: int
+    #: The fence of its first delivery; 0: none since it began, or began again.
+    first_fence: int
 
 
 class Messages:
@@ -17,8 +29,8 @@ class Messages:
         self.trails: dict[str, Trail] = {}
         #: Undone message -> its ticket's trail; None: an entry that names no ticket.
         self.undone: dict[str, Trail | None] = {}
-        #: Undone message with rows -> (smallest and largest next attempt, its first fence).
-        self.tries: dict[str, tuple[int, int, int]] = {}
+        #: Undone message with rows -> what its next row may have.
+        self.attempts: dict[str, NextAttempt] = {}
         #: Undone messages that must not be left out.
         self.wanted: set[str] = set()
         #: Message that was delayed -> its place; None: it is not due, and others may overtake it.
@@ -49,7 +61,7 @@ class Messages:
     def finish(self, id_: str) -> None:
         """The message has its last row."""
         trail = self.undone.pop(id_, None)
-        self.tries.pop(id_, None)
+        self.attempts.pop(id_, None)
         self.wanted.discard(id_)
         if self.delayed.pop(id_, None) is not None and trail is not None and trail.late is not None:
             trail.late.pop(id_, None)
@@ -65,7 +77,7 @@ class Messages:
     def forget(self) -> None:
         """Forgets the messages, because rows are missing."""
         self.undone.clear()
-        self.tries.clear()
+        self.attempts.clear()
         self.wanted.clear()
         self.delayed.clear()
         self.dead.clear()

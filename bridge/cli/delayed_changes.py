@@ -11,7 +11,7 @@ import click
 
 from bridge.cli.delayed_view import filters, searching, selection_of, table
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, with_options
-from bridge.cli.refusals import ROWS, breaking_off, fail_for, list_refused
+from bridge.cli.refusals import ROWS, fail_for, list_refused, reporting_progress_on_error
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, moment
@@ -87,7 +87,7 @@ class ChangeRequest:
         results: list[Change] = []
         whys: list[str | None] = []
         print_json = partial(self._print_json, found, results) if self._as_json else None
-        with breaking_off(whys, len(found), self._participle, print_json):
+        with reporting_progress_on_error(whys, len(found), self._participle, print_json):
             for result in self._changes(found):
                 results.append(result)
                 whys.append(result.why)

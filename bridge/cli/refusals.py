@@ -20,7 +20,7 @@ WHY_CHARS = 400
 
 
 @contextmanager
-def breaking_off(
+def reporting_progress_on_error(
     whys: Sequence[str | None], total: int, participle: str, print_json: Callable[[str], None] | None
 ) -> Iterator[None]:
     """Runs the block. If it ends with an error, or Ctrl-C, says how many of ``total`` messages were done before.

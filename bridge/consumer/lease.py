@@ -218,8 +218,10 @@ class Lease:
 
     def _come_back(self) -> bool:
         """Registers as a new incarnation, as soon as it can. False: the worker stops before."""
-        while not self._is_stopping() and (again_s := self._register_again()) and not self._stop.wait(again_s):
-            pass
+        while not self._is_stopping():
+            again_s = self._register_again()
+            if not again_s or self._stop.wait(again_s):
+                break
         # The leader would send tickets to a new incarnation, and a worker that stops takes none any more.
         return not self._is_stopping()
 

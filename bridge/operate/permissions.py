@@ -123,7 +123,7 @@ def access(
     if role in (Role.MASTER, Role.WORKER, Role.OPERATOR):
         prefixes += [f"{{{name}}}{group}" for name in older for group in groups]
     of_lanes = tuple(f"{prefix}:*" for prefix in prefixes)
-    lane = (*names, *older, *of_lanes)
+    lane_patterns = (*names, *older, *of_lanes)
     results = _results_here(app)
     if role is Role.PRODUCER:
         # The first push to a split stream looks how the older versions are split.
@@ -144,7 +144,7 @@ def access(
     if role is Role.OPERATOR:
         notes = [literal(retired_key(name)) for name in versions]
         schedule = literal(schedule_key(keys.stream))
-        return _access(role, (*lane, *split_or_not, *older_ones, *notes, schedule), (), OWN[role])
+        return _access(role, (*lane_patterns, *split_or_not, *older_ones, *notes, schedule), (), OWN[role])
     fanout = _fanout(app)
     if role is Role.MASTER:
         # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
@@ -163,8 +163,8 @@ def access(
             commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
         pushed = [_pushed_once(keys.stream)] if http else []
         lives = [http_consumer(literal(name), "*") for name in versions]
-        own = (*lane, *split_or_not, *older_ones, share, *lives, *pushed, *chain, *schedules, *BINDINGS, "celeryev.*")
-        return _access(role, own, heard, commands)
+        own = (*lane_patterns, *split_or_not, *older_ones, share, *lives, *pushed, *chain, *schedules)
+        return _access(role, (*own, *BINDINGS, "celeryev.*"), heard, commands)
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
@@ -176,13 +176,13 @@ def access(
         commands |= set(RESULTS)
         channels += results
     # Before a worker stores the layout, it checks whether the stream exists and is not split.
-    stream: tuple[str, ...] = (*(names[:1] if split else ()), *of_lanes, *split_or_not, *older_ones)
+    stream_patterns: tuple[str, ...] = (*(names[:1] if split else ()), *of_lanes, *split_or_not, *older_ones)
     if split:
-        stream += tuple(older)
+        stream_patterns += tuple(older)
     if pushes:
-        stream += (*lane, _pushed_once(keys.stream))
+        stream_patterns += (*lane_patterns, _pushed_once(keys.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
-    return _access(role, (*stream, *queues, *of_celery, *results, *own_keys), channels, commands)
+    return _access(role, (*stream_patterns, *queues, *of_celery, *results, *own_keys), channels, commands)
 
 
 def _older(app: Celery, *, split: bool) -> list[str]:

@@ -235,9 +235,9 @@ def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
         runs = bundled_runs(message["body"])
         return [Outcome(stream_id(run.messages[0][0]), base + run.offset, Kind.RETURNED) for run in runs]
     except (ValueError, TypeError, LookupError, RecursionError):
-        # No bundle's body: of one message alone the headers tell as much.
-        alone = len(headers[HEADER_RUNS]) == 1 and first_head(headers).length == 1
-        return [Outcome(stream_id(headers["id"]), first_fence(headers), Kind.RETURNED)] if alone else []
+        # No bundle's body. The headers say enough if they have a single message.
+        is_single = len(headers[HEADER_RUNS]) == 1 and first_head(headers).length == 1
+        return [Outcome(stream_id(headers["id"]), first_fence(headers), Kind.RETURNED)] if is_single else []
 
 
 class Run(NamedTuple):

@@ -19,8 +19,8 @@ local now = redis.call('TIME')
 local now_us = now[1] * 1000000 + now[2]
 local outcomes = {}
 
-local function value_of(id, fence)
-  -- The place in KEYS before the lane in which the consumer was given this message under this fence, and its note.
+local function find_given(id, fence)
+  -- The offset in KEYS of the lane that gave this message under this fence, and the note about it. None: nothing.
   for k = 0, #KEYS - 1, 5 do
     local value = redis.call('HGET', KEYS[k + 2], fence)
     if value and string.sub(value, 1, #id + 1) == id .. ' ' then
@@ -31,7 +31,7 @@ end
 
 local deliveries, known
 
-local function look()
+local function read_known()
   -- Reads what is given and remembered, once. What this call acknowledges is in it, too.
   deliveries, known = {}, {}
   for k = 0, #KEYS - 1, 5 do
@@ -45,10 +45,10 @@ local function look()
   end
 end
 
-local function before(id, fence, kind)
+local function code_of_unknown(id, fence, kind)
   -- The code for a message that was not given, or is not given any more.
   if not deliveries then
-    look()
+    read_known()
   end
   local as = deliveries[id .. ' ' .. fence]
   if as then
@@ -62,12 +62,12 @@ for m = 1, tonumber(ARGV[3]) do
   local id, fence, kind, rest = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local k, value = nil, nil
   if not over then
-    k, value = value_of(id, fence)
+    k, value = find_given(id, fence)
   end
   if over then
     codes[m] = 'LATE'
   elseif not k then
-    codes[m] = before(id, fence, kind)
+    codes[m] = code_of_unknown(id, fence, kind)
   else
     local head, given_us, length = string.match(value, '^(%S+ (%d+) (%d+) )')
     local ticket = string.sub(value, #head + 1, #head + length)

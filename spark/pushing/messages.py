@@ -42,8 +42,8 @@ _PLACE = "place in the file"
 #: Names of columns that messages and rejected rows use. Spark compares names without regard to capitals. Names that
 #: begin with two underscores are reserved too.
 _RESERVED = (KEY_FIELD, PAYLOAD, TASK, DUE, HOLD, REASON, ROW)
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
-_BROKEN = (FloatType, DoubleType, DecimalType)
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_FRACTIONAL = (FloatType, DoubleType, DecimalType)
 _OBJECTS = (StructType, ArrayType, MapType, VariantType)
 _INSTANTS = (TimestampType, TimestampNTZType, DateType)
 #: Formats of times in a payload, with microseconds: Spark has them, and would write milliseconds.
@@ -299,9 +299,9 @@ def _whole_number(events: DataFrame, name: str) -> Column:
     if isinstance(kind, _INSTANTS):
         return fn.unix_micros(column(name).cast("timestamp"))
     number = column(name).try_cast("long")
-    if isinstance(kind, _BROKEN):
+    if isinstance(kind, _FRACTIONAL):
         # A cast alone would make 1 of 1.5, beside another 1.
         return fn.when(number == column(name), number)
-    if not isinstance(kind, (*_WHOLE, StringType)):
+    if not isinstance(kind, (*_INTEGERS, StringType)):
         raise InputError(f"--seq: the column {name!r} is {kind.simpleString()}: whole numbers or times order a ticket")
     return number

@@ -1,4 +1,4 @@
-"""How a writer waits: in growing, random steps, up to a limit, and with a note of what it waits for."""
+"""How a writer waits: exponential backoff with jitter, up to a limit, and a note of what it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Patience:
     """Waits for one thing at a time, until ``progress`` is called.
 
-    Steps are random, so that several writers do not all try at the same moment.
+    The jitter keeps several writers from trying at the same moment.
     """
 
     def __init__(
@@ -34,12 +34,15 @@ class Patience:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        uneven: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        """``longest_s``: without progress. ``note`` gets the reason and the seconds so far; at the end ``""``."""
+        """``longest_s``: without progress. ``note`` gets the reason and the seconds so far; at the end ``""``.
+
+        ``jitter`` makes numbers in [0, 1).
+        """
         self._longest_s = longest_s
         self._note = note
-        self._clock, self._sleep, self._uneven = clock, sleep, uneven
+        self._clock, self._sleep, self._jitter = clock, sleep, jitter
         self._since: float | None = None
         self._step_s = FIRST_STEP_S
         self._noted: float | None = None
@@ -61,7 +64,7 @@ class Patience:
             self.why = why
             self._noted = now
             self._note(why, so_far)
-        step = min(self._step_s * (0.5 + self._uneven() / 2), self._longest_s - so_far)
+        step = min(self._step_s * (0.5 + self._jitter() / 2), self._longest_s - so_far)
         self._sleep(step)
         self.waited_s += step
         self._step_s = min(2 * self._step_s, LONGEST_STEP_S)

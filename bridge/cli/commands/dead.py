@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bridge.cli.group import Group
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
-from bridge.cli.refusals import breaking_off, fail_for, list_refused
+from bridge.cli.refusals import fail_for, list_refused, reporting_progress_on_error
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
 from bridge.routing.numbers import count, moment
@@ -232,7 +232,7 @@ class _Request:
             self._print_json([*((one.letter, one.why) for one in (*results, *bad)), *rest])
 
         total = sum(len(letters) for _, letters in chosen)
-        with breaking_off(whys, total, self._participle, print_json if self._as_json else None):
+        with reporting_progress_on_error(whys, total, self._participle, print_json if self._as_json else None):
             for lane, letters in chosen:
                 for result in do(lane, letters):
                     results += _named(lane, [result])

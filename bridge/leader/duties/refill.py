@@ -108,8 +108,8 @@ class Refill:
             # Some messages may not have been pending. They are pending now, so the page is read again.
             return
         last = id_key(found.entries[-1][0].decode()) if found.more and found.entries else lane.read_to
-        strange, reached = self._pending.strange_between(id_before(first), min(last, lane.read_to))
-        if strange:
+        stray, reached = self._pending.stray_between(id_before(first), min(last, lane.read_to))
+        if stray:
             # These entries were claimed by hand, so they are not in this page. Later ones must not be taken before
             # them.
             self._manual_changes.compare()

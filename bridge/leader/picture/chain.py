@@ -83,7 +83,7 @@ class Place:
         #: Tickets whose messages the script refused for a reason that no picture shows.
         self.refused: set[str] = set()
         #: Tickets of this lane of which something ended in another lane. They are tried again in the next turn.
-        self._inbox: list[str] = []
+        self._to_look_at: list[str] = []
         self._wake: Callable[[], None] = lambda: None
         #: Whether the other leaders know that this one has read its lane.
         self._announced = False
@@ -137,7 +137,7 @@ class Place:
         self.lane, self.token, self._wake = lane, token, wake
         self.unread, self.paused, self._announced = True, False, False
         self.refused.clear()
-        self._inbox.clear()
+        self._to_look_at.clear()
 
     def leave(self) -> None:
         """The term is over, or the picture may be wrong. The leader calls this outside of its turns."""
@@ -150,17 +150,17 @@ class Place:
         lane = self.lane
         if lane is None:
             return
-        self._inbox += self.refused
+        self._to_look_at += self.refused
         if any(newer.lane is None for newer in self.newer):
             # This process does not hear when something ends that such a lane had in flight.
-            self._inbox += lane.deferred
+            self._to_look_at += lane.deferred
         self._wake()
 
     def _begin_turn(self) -> None:
         lane = self.lane
-        if lane is None or not self._inbox:
+        if lane is None or not self._to_look_at:
             return
-        ids, self._inbox = self._inbox, []
+        ids, self._to_look_at = self._to_look_at, []
         self.refused.difference_update(ids)
         lane.try_again(ids)
 
@@ -186,7 +186,7 @@ class Place:
         if complete:
             found += lane.deferred
         found += self.refused
-        self._inbox += found
+        self._to_look_at += found
         if found or (self.paused and self.open):
             self._wake()
 

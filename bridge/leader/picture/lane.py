@@ -76,7 +76,7 @@ class Lane(TicketRecords):
                 self.make_ready(ticket, fresh=True)
                 return
         elif ticket.spilled_from is not None:
-            self._leave_spilled(ticket, ticket.spilled_from, message.id)
+            self._keep_spilled(ticket, ticket.spilled_from, message.id)
             return
         elif self.resting.tickets and self.resting.leave(ticket, message.id, id_key(message.id)):
             return
@@ -90,7 +90,7 @@ class Lane(TicketRecords):
         self.append(ticket, message)
         self.make_ready(ticket)
 
-    def leave(self, ticket_id: str, id_: str, batch: Batch) -> None:
+    def note_spilled(self, ticket_id: str, id_: str, batch: Batch) -> None:
         """Notes a message that is pending under the master's name, and leaves it spilled.
 
         The messages of a ticket come in id order.
@@ -103,11 +103,11 @@ class Lane(TicketRecords):
         if ticket is None:
             ticket = self.tickets[ticket_id] = Ticket(ticket_id, since=id_)
         if ticket.spilled_from is not None:
-            self._leave_spilled(ticket, ticket.spilled_from, id_)
+            self._keep_spilled(ticket, ticket.spilled_from, id_)
         elif not self.resting.leave(ticket, id_, key):
             self.spill(ticket, key)
 
-    def _leave_spilled(self, ticket: Ticket, spilled_from: Place, id_: str) -> None:
+    def _keep_spilled(self, ticket: Ticket, spilled_from: Place, id_: str) -> None:
         """Leaves a message that was read spilled. Only a late message was spilled before with a later place."""
         ticket.waiting_known += 1
         if len(spilled_from) > 2 and (key := id_key(id_)) < spilled_from:
@@ -151,7 +151,7 @@ class Lane(TicketRecords):
             batch.history.append(row(message.id, What.DUE, ticket=message.ticket, dispatched_ms=options.due_ms))
         if self.behind:
             # Its place is further on. It is read when the scan has come past it.
-            self.leave_late(message.ticket, message.id, options.due_ms, batch)
+            self.note_late(message.ticket, message.id, options.due_ms, batch)
             return
         place = message.place
         ticket = self.parked.get(message.ticket)
@@ -167,7 +167,7 @@ class Lane(TicketRecords):
             return
         self._put_in_place(ticket, message, place)
 
-    def leave_late(self, ticket_id: str, id_: str, due_ms: int, batch: Batch) -> None:
+    def note_late(self, ticket_id: str, id_: str, due_ms: int, batch: Batch) -> None:
         """Notes a late message that is pending under the master's name, and leaves it spilled."""
         place = late_place(due_ms, id_)
         self.has_late = True

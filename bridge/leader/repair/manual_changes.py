@@ -202,22 +202,22 @@ class ManualChanges:
         lane = self._lane
         master = self._term.master
         found = self._pending.elsewhere(names)
-        strange = [id_ for id_ in found if id_ not in lane.in_flight]
-        if strange:
-            self._say("%d pending entries belong to no record: claimed back", len(strange))
+        stray = [id_ for id_ in found if id_ not in lane.in_flight]
+        if stray:
+            self._say("%d pending entries belong to no record: claimed back", len(stray))
             batch = Batch()
-            self._pending.claim_back(master, strange, batch)
+            self._pending.claim_back(master, stray, batch)
             self._count(batch)
             self._steps.advance(batch)
             known = {message.id for ticket in lane.tickets.values() for message in ticket.waiting}
             known.update(lane.in_flight)
             if self._lane.behind:
-                known.update(id_ for id_ in strange if id_key(id_) > lane.read_to)
-            if not known.issuperset(strange):
+                known.update(id_ for id_ in stray if id_key(id_) > lane.read_to)
+            if not known.issuperset(stray):
                 # They belong to parked tickets, to tickets with spilled messages, or to unknown tickets.
                 raise LaneConflict("entries were claimed back that the picture does not have")
             batch = Batch()
-            if self._foreign.give_up(strange, batch):
+            if self._foreign.give_up(stray, batch):
                 self._steps.advance(batch)
                 return True
         misplaced: dict[str, list[str]] = {}
@@ -236,7 +236,7 @@ class ManualChanges:
                 self._say("%d entries in flight were not pending under their consumer: they are again", taken)
             if self._pending.make_pending(consumer, ids) < len(ids):
                 self._deleted.update(ids)
-        return bool(strange or misplaced)
+        return bool(stray or misplaced)
 
     def _own_acknowledgements(self, ids: list[str]) -> Collection[str]:
         """Takes in what HTTP consumers acknowledged in the stream themselves. ``ids``: in flight, and not pending.

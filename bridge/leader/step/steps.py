@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bridge.leader.step.history_cap import HistoryCap
-from bridge.leader.step.inbox import Inbox
+from bridge.leader.step.outcome_reader import OutcomeReader
 from bridge.protocol.envelope import OPENING, Envelopes
 from bridge.protocol.names import WorkerRequest
 from bridge.protocol.outcome_entries import EntryKind, Notice
@@ -44,7 +44,7 @@ class Steps:
         self.on_notice: dict[EntryKind, Callable[[Notice, Batch], None]] = {}
         #: Functions that get each written batch and its result.
         self.after_write: list[Callable[[Advanced, Batch], None]] = []
-        self._inbox = Inbox(lane, settling, self.on_notice)
+        self._outcome_reader = OutcomeReader(lane, settling, self.on_notice)
         #: Id of the last entry of the outcome stream that was read and settled.
         self.last_outcome = "0-0"
         #: How many messages an entry of the last read had, on average.
@@ -78,7 +78,7 @@ class Steps:
             if not entries:
                 return 0
         before = len(batch.acknowledged)
-        self.last_outcome = self._inbox.take(entries, batch)
+        self.last_outcome = self._outcome_reader.take(entries, batch)
         self._outcomes_each = max(1.0, (len(batch.acknowledged) - before) / len(entries))
         return len(entries)
 

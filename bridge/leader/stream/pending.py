@@ -92,7 +92,7 @@ class PendingList:
         known = {lane.parked_name(ticket) for ticket in lane.parked} | {self._term.master, self.delayed_name}
         return {id_: name for name in names if name not in known for id_ in self.under(name)}
 
-    def strange_between(self, after: str, to: IdKey) -> tuple[list[str], IdKey]:
+    def stray_between(self, after: str, to: IdKey) -> tuple[list[str], IdKey]:
         """Entries from after ``after`` up to ``to`` that are pending under a name that no record explains.
 
         Looks at one page at most. Returns the entries, and the key up to which it looked.

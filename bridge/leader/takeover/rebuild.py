@@ -199,8 +199,8 @@ class Rebuild:
         page = self._reading.read_on(after=after, names=full)
         # Look after the page was read, so that every entry that is missing in the page is found.
         last = min(end, id_key(page.entries[-1][0].decode()) if page.more and page.entries else NEVER)
-        strange, reached = self._pending.strange_between(after, last)
-        if self._claimed(strange) or self._mended_since(after, id_text(min(reached, self._group_to))):
+        stray, reached = self._pending.stray_between(after, last)
+        if self._claimed(stray) or self._mended_since(after, id_text(min(reached, self._group_to))):
             # These entries belong into this page, so it is read again.
             return True
         ids = [entry[0].decode() for entry in page.entries]
@@ -218,15 +218,15 @@ class Rebuild:
             lane.read_to = max(lane.read_to, reached)
         return page.more or reached != last
 
-    def _claimed(self, strange: list[str]) -> bool:
+    def _claimed(self, stray: list[str]) -> bool:
         """Claims entries back to the master that no record explains. Returns whether there were any."""
-        if strange:
-            logger.warning("%d pending entries belong to no record: claimed back", len(strange))
+        if stray:
+            logger.warning("%d pending entries belong to no record: claimed back", len(stray))
             batch = Batch()
-            batch.count("tampered", len(strange))
-            self._pending.claim_back(self._term.master, strange, batch, spared=self._named)
+            batch.count("tampered", len(stray))
+            self._pending.claim_back(self._term.master, stray, batch, spared=self._named)
             self._steps.advance(batch)
-        return bool(strange)
+        return bool(stray)
 
     def _mended_since(self, after: str, upto: str) -> bool:
         """Makes entries pending again that were acknowledged by hand after the last look. Returns whether there were
@@ -245,10 +245,10 @@ class Rebuild:
         name = ticket_of(fields)
         if id_ in late and name is not None:
             # Its place is further on. It is read when the scan has come past it.
-            lane.leave_late(name, id_, late[id_], batch)
+            lane.note_late(name, id_, late[id_], batch)
         elif name is not None and (full or self._is_spilled(name)):
             # The message is read when there is room for it. Now it is only counted.
-            lane.leave(name, id_, batch)
+            lane.note_spilled(name, id_, batch)
         elif len(entry) == 2 or not full:
             self._reading.ingest(entry, batch)
         else:

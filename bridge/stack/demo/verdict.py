@@ -163,9 +163,9 @@ def judge(ledger: Ledger, expected: Mapping[str, int], killed: Mapping[int, int]
         starts = Counter(record.seq for record in records if record.kind is Kind.START and record.seq >= 0)
         findings.repeated += sum(starts.values()) - len(starts)
         count = expected.get(ticket, 0)
-        strange = [seq for seq in starts if not 1 <= seq <= count]
-        findings.unexpected += len(strange)
-        faults["unexpected"] += [f"unexpected: {ticket} event {seq} ran and was never pushed" for seq in strange]
+        unpushed = [seq for seq in starts if not 1 <= seq <= count]
+        findings.unexpected += len(unpushed)
+        faults["unexpected"] += [f"unexpected: {ticket} event {seq} ran and was never pushed" for seq in unpushed]
     for ticket, count in expected.items():
         done = {record.seq for record in by_ticket.get(ticket, ()) if record.kind is Kind.DONE}
         missing = [seq for seq in range(1, count + 1) if seq not in done]

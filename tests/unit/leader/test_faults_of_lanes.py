@@ -9,8 +9,8 @@ import pytest
 
 from bridge.leader.picture import faults
 from bridge.leader.picture.faults import MessageAtFault
-from bridge.leader.step import inbox
-from bridge.leader.step.inbox import Inbox
+from bridge.leader.step import outcome_reader
+from bridge.leader.step.outcome_reader import OutcomeReader
 from bridge.leader.stream.reading import Reading
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.batch import Batch
@@ -24,7 +24,7 @@ OTHERS = pytest.mark.parametrize("other", [{"group": "search"}, {"stream": "tick
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "_faults", {})
-    monkeypatch.setattr(inbox, "_unsettled", set())
+    monkeypatch.setattr(outcome_reader, "_unsettled", set())
 
 
 def defect(*_: Any, **__: Any) -> Any:
@@ -83,12 +83,12 @@ def test_an_outcome_is_skipped_in_its_lane_only(other: dict[str, Any], monkeypat
     # Given an outcome that makes the leader of the first lane raise
     monkeypatch.setattr(worlds[0].settling, "settle", defect)
     with pytest.raises(LaneConflict):
-        Inbox(worlds[0].lane, worlds[0].settling, {}).take([entry], Batch())
+        OutcomeReader(worlds[0].lane, worlds[0].settling, {}).take([entry], Batch())
     # When an entry with the same id is read in both, then only that one skips it
     skipped = []
     for world in worlds:
         settled: list[Any] = []
         monkeypatch.setattr(world.settling, "settle", lambda outcome, _, settled=settled: settled.append(outcome))
-        Inbox(world.lane, world.settling, {}).take([entry], Batch())
+        OutcomeReader(world.lane, world.settling, {}).take([entry], Batch())
         skipped.append(not settled)
     assert skipped == [True, False]

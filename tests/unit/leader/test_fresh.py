@@ -299,7 +299,7 @@ def test_while_fresh_messages_are_few_a_turn_settles_few_outcomes() -> None:
     term: Any = SimpleNamespace(settings=world.lane.settings, wire=None, keys=keys)
     parts: Any = None
     settled = Steps(term, world.lane, parts, parts, parts)
-    settled._inbox = cast("Any", SimpleNamespace(take=take_25))
+    settled._outcome_reader = cast("Any", SimpleNamespace(take=take_25))
     assert settled.settle([["outcomes", [(b"1-0", ()), (b"2-0", ())]]], Batch()) == 2
     # Then the next turn reads many of them while there is nothing but a backlog
     ended(world)

@@ -11,11 +11,11 @@ from bridge.spark.write.patience import LONGEST_STEP_S, NOTE_EVERY_S, NOTED_FROM
 class Time:
     """A clock that only sleeping moves."""
 
-    def __init__(self, uneven: float) -> None:
+    def __init__(self, jitter: float) -> None:
         self.now = 100.0
         self.steps: list[float] = []
         self.notes: list[tuple[float, str, float]] = []
-        self._uneven = uneven
+        self._jitter = jitter
 
     def sleep(self, seconds: float) -> None:
         self.steps.append(seconds)
@@ -25,12 +25,12 @@ class Time:
         self.notes.append((self.now, why, for_s))
 
     def patience(self, longest_s: float) -> Patience:
-        return Patience(longest_s, self.note, clock=lambda: self.now, sleep=self.sleep, uneven=lambda: self._uneven)
+        return Patience(longest_s, self.note, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: self._jitter)
 
 
-@pytest.mark.parametrize("uneven", [0.0, 0.999])
-def test_steps_grow_up_to_a_limit_and_end_at_the_longest_wait(uneven: float) -> None:
-    time = Time(uneven)
+@pytest.mark.parametrize("jitter", [0.0, 0.999])
+def test_steps_grow_up_to_a_limit_and_end_at_the_longest_wait(jitter: float) -> None:
+    time = Time(jitter)
     patience = time.patience(60)
 
     def wait_for_ever() -> None:

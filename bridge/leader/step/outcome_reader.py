@@ -31,7 +31,7 @@ UNSETTLED = 10_000
 _unsettled: set[tuple[str, str, int]] = set()
 
 
-class Inbox:
+class OutcomeReader:
     """Reads entries for one leader. ``listeners``: kind of a notice -> function that takes it."""
 
     def __init__(
