@@ -12,6 +12,8 @@ from typing import Protocol
 #: The consumer's deadline comes this share of the lease before the key expires. The margin covers clocks that run at
 #: different rates, and the time to kill running tasks.
 MARGIN = 0.05
+#: Renewals in one lease: two may be lost.
+RENEWALS = 3
 
 #: This clock goes on while the machine is suspended, as the server's clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -20,6 +22,11 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def now_ns() -> int:
     """The time of the deadline's clock, in ns. All processes of one machine share this clock."""
     return time.clock_gettime_ns(_CLOCK)
+
+
+def deadline_after(sent: int, lease_s: float) -> int:
+    """The deadline of a lease that was asked for, or renewed, by a call that began at ``sent`` (`now_ns`)."""
+    return sent + int(lease_s * (1 - MARGIN) * 1e9)
 
 
 class Deadline(Protocol):

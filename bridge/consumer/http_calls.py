@@ -138,9 +138,9 @@ class Calls:
         """As `call`, of each master once, until one answers. Gives up after ``within_s`` seconds, about."""
         # A connection that was kept may be one that was cut.
         self.close()
-        tries = iter(self._addresses[1:])
+        others = iter(self._addresses[1:])
         share_s = within_s / len(self._addresses)
-        return self.call(method, path, body, goes_on=lambda: next(tries, None) is not None, answer_s=share_s)
+        return self.call(method, path, body, goes_on=lambda: next(others, None) is not None, answer_s=share_s)
 
     def find(self, goes_on: Callable[[], bool]) -> None:
         """Goes on to a master that lives, where there are several: before a call that may wait for long.

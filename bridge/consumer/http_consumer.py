@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from bridge.consumer.deadline import MARGIN, now_ns
+from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
 from bridge.consumer.http_messages import Message, Work, failed, outcome_of
 from bridge.consumer.http_outcomes import OVER, Life, Outcomes
@@ -32,8 +32,6 @@ from bridge.routing.numbers import count
 
 logger = logging.getLogger(__name__)
 
-#: Renewals in one lease: two may be lost.
-RENEWALS = 3
 #: Exit status of a process that lost its lease while a handler ran: EX_TEMPFAIL.
 LOST_STATUS = 75
 #: Seconds between two looks while there is no incarnation.
@@ -151,7 +149,7 @@ class HttpConsumer:
                     return
                 raise
             self._lease_ms = found["lease_ms"]
-            deadline_ns = self._deadline_after(sent)
+            deadline_ns = deadline_after(sent, self._lease_ms / 1000)
             if now_ns() >= deadline_ns:
                 # The call waited for the end of an older lease.
                 deadline_ns = self._renew(found["incarnation"])
@@ -166,9 +164,6 @@ class HttpConsumer:
 
     def _goes_on(self) -> bool:
         return not self._stopping.is_set()
-
-    def _deadline_after(self, sent: int) -> int:
-        return sent + int(self._lease_ms * (1 - MARGIN) * 1e6)
 
     def _renew(self, incarnation: str) -> int:
         """Renews the lease. Returns the new deadline; 0: the lease is over, or no master answers."""
@@ -188,7 +183,7 @@ class HttpConsumer:
             if problem.status in OVER:
                 self._lose(incarnation)
             return 0
-        deadline_ns = self._deadline_after(sent)
+        deadline_ns = deadline_after(sent, self._lease_ms / 1000)
         with self._lock:
             if incarnation == self._incarnation:
                 self._deadline_ns = deadline_ns

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bridge.consumer.deadline import MARGIN, now_ns
+from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Renewals in one lease: two may be lost.
-RENEWALS = 3
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
 #: Seconds between two tries while nobody serves the lane: `bridge stream retire --undo` brings it back.
@@ -158,7 +156,7 @@ class Lease:
                 self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found, self._layout
             )
             if code is ReturnCode.OK:
-                self._deadline.begin(incarnation, self._deadline_after(sent))
+                self._deadline.begin(incarnation, deadline_after(sent, self._lane.lease))
                 logger.info("registered as %s, incarnation %s", self._name, incarnation)
                 return
             if code is ReturnCode.LAYOUT:
@@ -181,9 +179,6 @@ class Lease:
                 if starting:
                     self._while_waiting()
 
-    def _deadline_after(self, sent: int) -> int:
-        return sent + int(self._lane.lease * (1 - MARGIN) * 1e9)
-
     def _run(self) -> None:
         period = self._lane.lease / RENEWALS
         wait = period
@@ -205,7 +200,7 @@ class Lease:
                     continue
                 renewed = False
             if renewed:
-                self._deadline.extend(self._deadline_after(sent))
+                self._deadline.extend(deadline_after(sent, self._lane.lease))
                 self._quietly(self._report_changes)
                 self._quietly(self._on_renewal)
                 continue

@@ -47,6 +47,8 @@ NO_LIMITS = b'"timelimit":[null,null]'
 SHOWN = 120
 
 _FIRST = b',"%b":1' % HEADER_FIRST.encode()
+#: The id of each request to a worker: nothing refers to it.
+REQUEST_ID = b"word"
 _MARK = "@@{}@@"
 #: Held while a sample of a Celery message is made.
 _sampling = threading.Lock()
@@ -103,25 +105,13 @@ class Envelopes:
             runs += b"," + own.text()
             if own.timeout_ms is not None:
                 parts = [part.replace(NO_LIMITS, own.time_limits(), 1) for part in parts]
-        quoted = message.id.encode() + self._id_suffix
-        return b"".join(
-            (
-                parts[0],
-                runs,
-                parts[1],
-                quoted,
-                parts[2],
-                b"%d" % (attempt - 1),
-                parts[3],
-                quoted,
-                parts[4],
-                orjson.dumps(shown),
-                parts[5],
-                quoted,
-                parts[6],
-                orjson.dumps(body.decode()),
-                parts[7],
-            )
+        return _filled(
+            parts,
+            runs=runs,
+            id_=message.id.encode() + self._id_suffix,
+            retries=b"%d" % (attempt - 1),
+            shown=orjson.dumps(shown),
+            body=orjson.dumps(body.decode()),
         )
 
     def bundle(
@@ -136,36 +126,25 @@ class Envelopes:
             heads.append(RunHead.text(name, offset, len(messages), attempt, doubt))
             bodies.append(BundledRun.text(name, offset, attempt, messages, self._id_suffix))
             count += len(messages)
-        parts = self._template(BUNDLE_TASK, queue, incarnation, limits)
-        own_id = b"bundle-" + runs[0].messages[0].id.encode() + self._id_suffix
-        return b"".join(
-            (
-                parts[0],
-                b"[" + b",".join(heads) + b"]" + (_FIRST if first else b""),
-                parts[1],
-                own_id,
-                parts[2],
-                b"0",
-                parts[3],
-                own_id,
-                parts[4],
-                b'"%d messages of %d tickets"' % (count, len(runs)),
-                parts[5],
-                own_id,
-                parts[6],
-                orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
-                parts[7],
-            )
+        return _filled(
+            self._template(BUNDLE_TASK, queue, incarnation, limits),
+            runs=b"[" + b",".join(heads) + b"]" + (_FIRST if first else b""),
+            id_=b"bundle-" + runs[0].messages[0].id.encode() + self._id_suffix,
+            retries=b"0",
+            shown=b'"%d messages of %d tickets"' % (count, len(runs)),
+            body=orjson.dumps((b"[" + b",".join(bodies) + b"]").decode()),
         )
 
     def request(self, incarnation: str, queue: str, request: WorkerRequest) -> bytes:
         """The same for a message without a run: a request to the worker itself."""
-        parts = self._template(BUNDLE_TASK, queue, incarnation)
-        head = b'[],"%b":%b' % (HEADER_REQUEST.encode(), orjson.dumps(request.value))
-        own_id = b"word"
-        body = orjson.dumps((b"[[],{}," + self._embed + b"]").decode())
-        pieces = (head, own_id, b"0", own_id, orjson.dumps(request.value), own_id, body)
-        return b"".join(piece for pair in zip(parts, (*pieces, b""), strict=True) for piece in pair)
+        return _filled(
+            self._template(BUNDLE_TASK, queue, incarnation),
+            runs=b'[],"%b":%b' % (HEADER_REQUEST.encode(), orjson.dumps(request.value)),
+            id_=REQUEST_ID,
+            retries=b"0",
+            shown=orjson.dumps(request.value),
+            body=orjson.dumps((b"[[],{}," + self._embed + b"]").decode()),
+        )
 
     def _sample(self, name: str, ignore_result: bool, limits: Limits = (None, None)) -> tuple[dict[str, Any], bytes]:
         mark = _MARK.format
@@ -218,6 +197,17 @@ class Envelopes:
                 raise AssertionError(f"the template of a Celery message has no {name}")
             parts.append(before.encode())
         return [*parts, rest.encode()]
+
+
+def _filled(parts: Sequence[bytes], *, runs: bytes, id_: bytes, retries: bytes, shown: bytes, body: bytes) -> bytes:
+    """A template (`Envelopes._make_template`) with its marks filled in. ``id_``: also the root's id and the correlation
+    id.
+    """
+    filled = (
+        *(parts[0], runs, parts[1], id_, parts[2], retries, parts[3], id_),
+        *(parts[4], shown, parts[5], id_, parts[6], body, parts[7]),
+    )
+    return b"".join(filled)
 
 
 def returned(message: dict[str, Any], incarnation: str) -> list[Outcome]:
