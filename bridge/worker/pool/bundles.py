@@ -90,19 +90,7 @@ def _run(
     ]
     cut_off, asked = shared.cut_off(runs[0][0].fence, max(deliveries[-1].fence for deliveries in runs))
     if cut_off:
-        for deliveries in runs:
-            for one in deliveries:
-                if one.fence == cut_off:
-                    known = execution.app.tasks.get(one.task)
-                    execution.report_cut_off(one, one.request(template, known), asked=asked)
-        # Outcomes of messages that the dead process had settled have stale fences, and change nothing. The first other
-        # message of a run goes back, and the rest of its run with it.
-        outcomes = [
-            one.outcome(*cut_off_outcome(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
-            for deliveries in runs
-            for one in deliveries
-        ]
-        execution.writer.write(incarnation, outcomes)
+        _report_cut_off(execution, incarnation, template, runs, cut_off, asked=asked)
         return ignored(CUT_OFF)
     try:
         _read_states(execution, incarnation, runs)
@@ -185,6 +173,31 @@ def _run(
         # First, so that the main process need not look for them among all.
         found.sort(key=lambda event: event[1] not in NEVER_STARTED)
     return (0, found, time.monotonic() - started)
+
+
+def _report_cut_off(
+    execution: Execution,
+    incarnation: str,
+    template: dict[str, Any],
+    runs: list[list[Delivery]],
+    cut_off: int,
+    *,
+    asked: bool,
+) -> None:
+    """Reports the message of the fence ``cut_off``, which ran when its process died, and gives the others back."""
+    for deliveries in runs:
+        for one in deliveries:
+            if one.fence == cut_off:
+                known = execution.app.tasks.get(one.task)
+                execution.report_cut_off(one, one.request(template, known), asked=asked)
+    # Outcomes of messages that the dead process had settled have stale fences, and change nothing. The first other
+    # message of a run goes back, and the rest of its run with it.
+    outcomes = [
+        one.outcome(*cut_off_outcome(asked)) if one.fence == cut_off else one.outcome(Kind.RETURNED)
+        for deliveries in runs
+        for one in deliveries
+    ]
+    execution.writer.write(incarnation, outcomes)
 
 
 def _read_states(execution: Execution, incarnation: str, runs: list[list[Delivery]]) -> None:
