@@ -106,83 +106,133 @@ def access(
     For workers only: ``own_keys``, patterns of the keys that the tasks' effects touch; ``pushes``: whether tasks push
     messages themselves. For masters only: ``http``, whether they listen for HTTP, and so push and read for others.
     """
-    keys = lanes[0].keys
-    groups = [literal(lane.keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}") for lane in lanes]
-    names = [literal(keys.stream)]
-    if split:
-        # The partitions of any layout.
-        names.append(f"{names[0]}:[gp][0-9]*")
-    # The layout with its copy, and the first partition: without a layout, these say whether the stream is split.
-    versions = [keys.stream, *bridge_of(app).settings.older_streams]
-    layout, *layouts = (f"{literal(layout_key(stream))}*" for stream in versions)
-    first, *firsts = (f"{literal(stream)}:p0" for stream in versions)
-    split_or_not = (layout,) if split else (layout, first)
-    older_ones = tuple(layouts) if split else (*layouts, *firsts)
-    prefixes = [f"{{{name}}}{group}" for name in names for group in groups]
-    older = _older(app, split=split)
-    if role in (Role.MASTER, Role.WORKER, Role.OPERATOR):
-        prefixes += [f"{{{name}}}{group}" for name in older for group in groups]
-    of_lanes = tuple(f"{prefix}:*" for prefix in prefixes)
-    lane_patterns = (*names, *older, *of_lanes)
-    results = _results_here(app)
+    of = _Patterns(app, lanes, split=split)
     if role is Role.PRODUCER:
-        # The first push to a split stream looks how the older versions are split.
-        theirs = layouts if split else ()
-        wanted, channels = [*names, *split_or_not, *theirs, _pushed_once(keys.stream)], list[str]()
-        commands = {*OWN[role], *commands_of_scripts(role), *commands_for_layout(split)}
-        if results:
-            wanted += results
-            channels += results
-            commands |= set(AWAITING_RESULTS)
-        return _access(role, wanted, channels, commands)
+        return _producer(app, of)
     if role is Role.SPARK:
-        guards = f"{literal(push_prefix(keys.stream))}:*"
-        return _access(role, (*names, *split_or_not, guards), (), {*OWN[role], *commands_of_scripts(role)})
+        return _spark(of)
     if role is Role.SPARK_READER:
-        archived = (f"{prefix}:{kind}" for prefix in prefixes for kind in ("history", "dead"))
-        return _access(role, (*names, *split_or_not, *archived), (), OWN[role])
+        return _spark_reader(of)
     if role is Role.OPERATOR:
-        notes = [literal(retired_key(name)) for name in versions]
-        schedule = literal(schedule_key(keys.stream))
-        return _access(role, (*lane_patterns, *split_or_not, *older_ones, *notes, schedule), (), OWN[role])
-    fanout = _fanout(app)
+        return _operator(of)
     if role is Role.MASTER:
-        # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
-        heard = [f"{fanout}celeryev/worker.*"]
-        # On these a leader wakes HTTP consumers that wait, at any master.
-        heard += [f"{prefix}:dispatched" for prefix in prefixes]
-        commands = {*OWN[role], *LISTENING, *commands_of_scripts(role), *commands_for_layout(split)}
-        if any(one.max_lag.bytes is not None for one in lanes):
-            commands.add("memory|usage")
-        share = f"{literal(masters(keys.stream))}*"
-        chain = [f"{{{name}}}/{kind}" for name in (*names, *older) for kind in _KINDS]
-        if older:
-            commands |= {*commands_in(FOLLOW.text), "mget", "xrevrange"}
-        schedules = [literal(schedule_key(name)) for name in versions]
-        if http:
-            commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
-        pushed = [_pushed_once(keys.stream)] if http else []
-        lives = [http_consumer(literal(name), "*") for name in versions]
-        own = (*lane_patterns, *split_or_not, *older_ones, share, *lives, *pushed, *chain, *schedules)
-        return _access(role, (*own, *BINDINGS, "celeryev.*"), heard, commands)
+        return _master(app, of, asks_for_memory=any(one.max_lag.bytes is not None for one in lanes), http=http)
+    return _worker(app, of, own_keys, pushes=pushes)
+
+
+class _Patterns:
+    """Patterns of the keys of ``lanes``, from which each role takes what it needs."""
+
+    def __init__(self, app: Celery, lanes: Sequence[LaneSettings], *, split: bool) -> None:
+        keys = lanes[0].keys
+        self.stream = keys.stream
+        self.split = split
+        #: The stream and its older versions.
+        self.versions = [keys.stream, *bridge_of(app).settings.older_streams]
+        #: Patterns of the stream, also of the partitions of any layout, and of the streams of older versions.
+        self.names = [literal(keys.stream)]
+        if split:
+            self.names.append(f"{self.names[0]}:[gp][0-9]*")
+        self.older = _older(app, split=split)
+        self._groups = [literal(lane.keys.prefix).removeprefix(f"{{{literal(keys.stream)}}}") for lane in lanes]
+        # The layout with its copy, and the first partition: without a layout, these say whether the stream is split.
+        layout, *self.layouts = (f"{literal(layout_key(stream))}*" for stream in self.versions)
+        first, *firsts = (f"{literal(stream)}:p0" for stream in self.versions)
+        self.layout = (layout,) if split else (layout, first)
+        self.older_layouts = tuple(self.layouts) if split else (*self.layouts, *firsts)
+
+    @property
+    def own_prefixes(self) -> list[str]:
+        """What the keys of the lanes begin with, without those of older versions."""
+        return [f"{{{name}}}{group}" for name in self.names for group in self._groups]
+
+    @property
+    def prefixes(self) -> list[str]:
+        """The same with the lanes of older versions."""
+        return [*self.own_prefixes, *(f"{{{name}}}{group}" for name in self.older for group in self._groups)]
+
+    @property
+    def of_lanes(self) -> tuple[str, ...]:
+        """All keys of the lanes, without their streams."""
+        return tuple(f"{prefix}:*" for prefix in self.prefixes)
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """All keys of the lanes, and their streams."""
+        return (*self.names, *self.older, *self.of_lanes)
+
+
+def _producer(app: Celery, of: _Patterns) -> Access:
+    results = _results_here(app)
+    # The first push to a split stream looks how the older versions are split.
+    older = of.layouts if of.split else ()
+    keys = (*of.names, *of.layout, *older, _pushed_once(of.stream), *results)
+    commands = {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *commands_for_layout(of.split)}
+    if results:
+        commands |= set(AWAITING_RESULTS)
+    return _access(Role.PRODUCER, keys, results, commands)
+
+
+def _spark(of: _Patterns) -> Access:
+    guards = f"{literal(push_prefix(of.stream))}:*"
+    return _access(
+        Role.SPARK, (*of.names, *of.layout, guards), (), {*OWN[Role.SPARK], *commands_of_scripts(Role.SPARK)}
+    )
+
+
+def _spark_reader(of: _Patterns) -> Access:
+    archived = (f"{prefix}:{kind}" for prefix in of.own_prefixes for kind in ("history", "dead"))
+    return _access(Role.SPARK_READER, (*of.names, *of.layout, *archived), (), OWN[Role.SPARK_READER])
+
+
+def _operator(of: _Patterns) -> Access:
+    notes = [literal(retired_key(name)) for name in of.versions]
+    schedule = literal(schedule_key(of.stream))
+    return _access(Role.OPERATOR, (*of.lanes, *of.layout, *of.older_layouts, *notes, schedule), (), OWN[Role.OPERATOR])
+
+
+def _master(app: Celery, of: _Patterns, *, asks_for_memory: bool, http: bool) -> Access:
+    # The workers' heartbeats. A subscription to a pattern needs a permission for exactly this pattern.
+    heard = [f"{_fanout(app)}celeryev/worker.*"]
+    # On these a leader wakes HTTP consumers that wait, at any master.
+    heard += [f"{prefix}:dispatched" for prefix in of.prefixes]
+    commands = {*OWN[Role.MASTER], *LISTENING, *commands_of_scripts(Role.MASTER), *commands_for_layout(of.split)}
+    if asks_for_memory:
+        commands.add("memory|usage")
+    share = f"{literal(masters(of.stream))}*"
+    chain = [f"{{{name}}}/{kind}" for name in (*of.names, *of.older) for kind in _KINDS]
+    if of.older:
+        commands |= {*commands_in(FOLLOW.text), "mget", "xrevrange"}
+    schedules = [literal(schedule_key(name)) for name in of.versions]
+    if http:
+        commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
+    pushed = [_pushed_once(of.stream)] if http else []
+    lives = [http_consumer(literal(name), "*") for name in of.versions]
+    keys = (*of.lanes, *of.layout, *of.older_layouts, share, *lives, *pushed, *chain, *schedules)
+    return _access(Role.MASTER, (*keys, *BINDINGS, "celeryev.*"), heard, commands)
+
+
+def _worker(app: Celery, of: _Patterns, own_keys: Sequence[str], *, pushes: bool) -> Access:
     # A queue has a list for each priority: its name, kombu's separator (two control characters), a digit.
     queues = [pattern for name in app.amqp.queues for pattern in (literal(name), f"{literal(name)}??[0-9]")]
     of_celery = (*BINDINGS, "unacked*", "*.reply.celery.pidbox*", "*.celery.pidbox*", "celeryev.*")
+    fanout = _fanout(app)
     # The last one is for gossip. A subscription to a pattern needs a permission for exactly this pattern.
     channels = [f"{fanout}celery.pidbox", f"{fanout}celeryev/*", f"{fanout}celeryev/worker.*"]
-    commands = {*OWN[role], *LISTENING, *RECEIVING, *commands_of_scripts(role), *commands_for_layout(split)}
-    commands |= {command.lower() for command in COMMANDS}
+    commands = {*OWN[Role.WORKER], *LISTENING, *RECEIVING, *commands_of_scripts(Role.WORKER)}
+    commands |= {*commands_for_layout(of.split), *(command.lower() for command in COMMANDS)}
+    results = _results_here(app)
     if results:
         commands |= set(RESULTS)
         channels += results
     # Before a worker stores the layout, it checks whether the stream exists and is not split.
-    stream_patterns: tuple[str, ...] = (*(names[:1] if split else ()), *of_lanes, *split_or_not, *older_ones)
-    if split:
-        stream_patterns += tuple(older)
+    keys = (*of.of_lanes, *of.layout, *of.older_layouts)
+    if of.split:
+        keys = (of.names[0], *keys, *of.older)
     if pushes:
-        stream_patterns += (*lane_patterns, _pushed_once(keys.stream))
+        keys += (*of.lanes, _pushed_once(of.stream))
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER)}
-    return _access(role, (*stream_patterns, *queues, *of_celery, *results, *own_keys), channels, commands)
+    return _access(Role.WORKER, (*keys, *queues, *of_celery, *results, *own_keys), channels, commands)
 
 
 def _older(app: Celery, *, split: bool) -> list[str]:
