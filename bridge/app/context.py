@@ -44,6 +44,7 @@ class TicketContext:
         "_state_changes",
         "_state_key",
         "_write_success",
+        "asked_retry",
         "attempt",
         "body_end",
         "body_reached",
@@ -117,6 +118,8 @@ class TicketContext:
         #: refused it.
         self.dropped: Drop | None = None
         self.nacked: Nack | None = None
+        #: The retry that the task asked for by ``retry(throw=False)``. Its body goes on, and the message comes again.
+        self.asked_retry: Exception | None = None
         #: The exception by which the task's part of the attempt ended; None: it has not ended so. An error that comes
         #: after it, as in storing the result, does not change what becomes of the message.
         self.decided: Exception | None = None

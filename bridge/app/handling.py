@@ -74,9 +74,15 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             result = call(*args, **kwargs)
             if ticket.deadline is not None:
                 _require_in_time(ticket.deadline)
-        except Ignore:
-            # Done, without a result.
-            ticket.close_state()
+            if ticket.asked_retry is not None:
+                raise ticket.asked_retry
+        except (Ignore, Reject) as exc:
+            if ticket.asked_retry is not None:
+                # In Celery it would be on its way by now.
+                raise ticket.asked_retry from None
+            if isinstance(exc, Ignore):
+                # Done, without a result.
+                ticket.close_state()
             raise
         finally:
             if forked_children.fork_depth != fork_depth and not request.is_eager:
@@ -137,8 +143,10 @@ def before_start(self: Any, *args: Any) -> None:
         if ticket is not None and _cannot_come_again(ticket, exc):
             raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
         if ticket is not None:
-            ticket.decided = exc
+            ticket.decided = ticket.asked_retry or exc
             ticket.end_state()
+            if ticket.asked_retry is not None:
+                raise ticket.asked_retry from None
         raise
     except Exception as exc:
         if ticket is None or not ticket.pushed:

@@ -233,8 +233,10 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     ) -> Any:
         """As Celery's, but the message stays first of its ticket and waits in Redis. No new Celery message is sent.
 
-        ``countdown`` and ``eta`` work. ``max_retries`` may end the attempts sooner than `bridge_max_attempts`, and
-        cannot add any. Raises `ConfigurationError` for options that would change the message or its route.
+        ``countdown`` and ``eta`` work. With ``throw=False`` the body goes on, and the message comes again when it has
+        ended: its result, effects and state are not kept. ``max_retries`` may end the attempts sooner than
+        `bridge_max_attempts`, and cannot add any. Raises `ConfigurationError` for options that would change the message
+        or its route.
         """
         if isinstance(exc, RefusedByTask):
             # Celery's `autoretry_for` caught it. The task has said itself what becomes of the message.
@@ -263,6 +265,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         retry = Retry(exc=exc, when=when)
         if throw:
             raise retry
+        ticket.asked_retry = retry
         return retry
 
     def replace(self, sig: Any) -> Any:

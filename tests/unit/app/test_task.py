@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 from bridge.app.context import TicketContext
@@ -18,6 +18,7 @@ from bridge.app.installation import install
 from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.records import LostAttempt
+from bridge.testing import handle, recorded
 from bridge.worker.pool.delivery import Delivery
 
 
@@ -216,9 +217,12 @@ def test_retry_keeps_its_eta_in_any_time_zone() -> None:
 
 
 def test_retry_may_be_asked_not_to_raise() -> None:
-    task = make_task(lambda self: self.retry(countdown=3, throw=False).when)
-    with on_ticket(task):
-        assert task() == 3
+    went_on: list[Any] = []
+    task = make_task(lambda self: went_on.append(self.retry(countdown=3, throw=False)))
+    with on_ticket(task), pytest.raises(Retry) as raised:
+        task()
+    assert went_on == [raised.value]
+    assert raised.value.when == 3
 
 
 def test_retry_on_the_last_attempt_gives_up_with_the_cause() -> None:
@@ -326,3 +330,38 @@ def test_a_look_at_effects_records_nothing() -> None:
     with on_ticket(task) as (context, commits):
         assert task() is True
         assert (context.recorded, commits) == (None, [])
+
+
+@pytest.mark.parametrize("end", [None, Ignore(), Reject("no")], ids=["returns", "ignored", "rejected"])
+@pytest.mark.parametrize("where", ["body", "before_start"])
+def test_a_retry_without_throw_is_one_whatever_ends_the_body(where: str, end: Exception | None) -> None:
+    """Celery sends the retry at once. Here the message must not end as done, or as a dead letter."""
+
+    def asks(self: Any, *_: Any) -> str:
+        self.ticket.effects.set("key", 1)
+        self.retry(countdown=7, throw=False)
+        if end is not None:
+            raise end
+        return "done"
+
+    base = type("Begins", (Task,), {"before_start": asks} if where == "before_start" else {})
+    task = make_task(asks if where == "body" else lambda *_: "done", base=base)
+    handled = handle(task, "T", 1)
+    assert (handled.state, handled.effects, handled.result) == ("retried", (), None)
+    last = handle(task, "T", 1, attempt=5)
+    assert (last.state, type(last.error)) == ("dead", MaxRetriesExceededError)
+
+
+def test_a_retry_without_throw_is_repeated_in_eager_mode() -> None:
+    def body(self: Any, *_: Any) -> Any:
+        return self.ticket.attempt if self.ticket.attempt > 2 else self.retry(throw=False)
+
+    task = make_task(body)
+    task.app.conf.task_always_eager = True
+    with recorded(task.app) as handled:
+        task.push("T", 1)
+    assert [(one.attempt, one.state, one.result) for one in handled] == [
+        (1, "retried", None),
+        (2, "retried", None),
+        (3, "done", 3),
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import ResponseError
@@ -29,6 +30,13 @@ def raises(exc: Exception) -> Callable[..., None]:
     return body
 
 
+def raises_alone(exc: Exception) -> Callable[[Any], None]:
+    def end(_: Any) -> None:
+        raise as_new(exc)
+
+    return end
+
+
 def as_new(exc: Exception) -> Exception:
     """``exc`` without what earlier tests left on it: each raise makes its traceback longer."""
     exc.__cause__ = exc.__context__ = None
@@ -39,6 +47,15 @@ def retries(self: Any, ticket: str, payload: Any) -> None:
     self.retry(exc=ValueError("not yet"), countdown=7)
 
 
+def asks_for_a_retry(end: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``retry(throw=False)`` does not end the body: ``end`` does."""
+
+    def body(self: Any, ticket: str, payload: Any) -> Any:
+        return end(self.retry(exc=ValueError("not yet"), countdown=7, throw=False))
+
+    return body
+
+
 #: Name -> the body of a task, and what becomes of its message: kind, error, ms until it comes again.
 DECISIONS: dict[str, tuple[Callable[..., None], tuple[Kind, str, int | None]]] = {
     "drop": (raises(Drop("old")), (Kind.DROPPED, "old", None)),
@@ -47,6 +64,17 @@ DECISIONS: dict[str, tuple[Callable[..., None], tuple[Kind, str, int | None]]] =
     "uncharged nack": (raises(Nack("busy", delay=7, charge=False)), (Kind.NACKED, "busy", 7000)),
     "retry": (retries, (Kind.FAILED, "ValueError: not yet", 7000)),
     "error": (raises(ValueError("no")), (Kind.FAILED, "ValueError: no", 1000)),
+    "retry without throw": (asks_for_a_retry(lambda _: 7), (Kind.FAILED, "ValueError: not yet", 7000)),
+    "retry without throw, returned": (asks_for_a_retry(lambda made: made), (Kind.FAILED, "ValueError: not yet", 7000)),
+    "retry without throw, ignored": (
+        asks_for_a_retry(raises_alone(Ignore())),
+        (Kind.FAILED, "ValueError: not yet", 7000),
+    ),
+    "retry without throw, rejected": (
+        asks_for_a_retry(raises_alone(Reject("no"))),
+        (Kind.FAILED, "ValueError: not yet", 7000),
+    ),
+    "retry without throw, dropped": (asks_for_a_retry(raises_alone(Drop("old"))), (Kind.DROPPED, "old", None)),
 }
 #: What comes behind the decision, where the result is stored.
 LATE: dict[str, Exception | None] = {
