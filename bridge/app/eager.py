@@ -31,10 +31,10 @@ from celery.utils.log import get_logger
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
-from bridge.app.signature import is_async_or_generator, was_not_run, would_not_run
+from bridge.app.signature import is_async_or_generator
 from bridge.app.state import StateDict, stored_form
 from bridge.producer.options import Values, due_ms_of
-from bridge.routing.errors import ConfigurationError, OptionError, PayloadError, TicketBridgeError
+from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -322,14 +322,11 @@ def _is_in_worker() -> bool:
 
 def with_ticket_when_called(cls: Any) -> None:
     """Wraps ``run`` of a task's class: if it is called as a function, as tests do, the call gets a ticket."""
-    body = inspect.getattr_static(cls, "run")
+    body = cls._body = inspect.getattr_static(cls, "run")
     written = body.__func__ if isinstance(body, staticmethod | classmethod) else body
     if is_async_or_generator(written):
-        cls._body = _refusing_messages(body)
-    elif is_async_or_generator(inspect.unwrap(written)):
-        cls._body = _requiring_a_run(body)
-    else:
-        cls._body = body
+        # The call only makes a coroutine or a generator, which runs later. And the user's own code may ask what it is.
+        return
 
     @functools.wraps(written)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -349,33 +346,6 @@ def with_ticket_when_called(cls: Any) -> None:
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         run.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
     cls.run = run
-
-
-def _refusing_messages(body: Any) -> Any:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ticket = self.request.__dict__.get("bridge_ticket")
-        if ticket is not None and ticket.pushed:
-            # The body would return a coroutine or a generator, and the message would count as done without a run.
-            # `bridge.app.signature` has the message for the user.
-            raise TypeError("the body would not be run")
-        return body.__get__(self, type(self))(*args, **kwargs)
-
-    return refuse
-
-
-def _requiring_a_run(body: Any) -> Any:
-    """``body`` is a decorator around an async function or a generator. Its result shows whether it ran that."""
-
-    def require(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = body.__get__(self, type(self))(*args, **kwargs)
-        ticket = self.request.__dict__.get("bridge_ticket")
-        if ticket is not None and ticket.pushed and was_not_run(result):
-            # No further attempt can help.
-            ticket.gave_up = True
-            raise ConfigurationError(would_not_run(self))
-        return result
-
-    return require
 
 
 def _fence() -> int:

@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from bridge.app import forked_children
 from bridge.app.eager import ticket_of_call
 from bridge.app.refusing import Dead, Drop, Nack
-from bridge.app.signature import mismatch
+from bridge.app.signature import mismatch, was_not_run, would_not_run
 from bridge.app.task import ticket_of
 from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.routing.errors import ConfigurationError
@@ -74,6 +74,10 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
             result = call(*args, **kwargs)
             if ticket.deadline is not None:
                 _require_in_time(ticket.deadline)
+            if was_not_run(result) and ticket.pushed:
+                # A decorator or a base class does not run what it calls. No further attempt can help.
+                ticket.gave_up = True
+                raise ConfigurationError(would_not_run(self))
             if ticket.asked_retry is not None:
                 raise ticket.asked_retry
         except (Ignore, Reject) as exc:

@@ -12,6 +12,10 @@ from bridge.routing.errors import ConfigurationError
 _WRAPPERS = frozenset({"celery.app.autoretry", "celery.app.base", "bridge.app.eager", "bridge.app.handling"})
 
 
+#: What a call of an ``async def`` or a generator returns. These types have no subclasses.
+_NOT_RUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+
+
 def mismatch(task: Any) -> str:
     """Why ``task`` cannot be called with a ticket and a payload; '' if it can. Ordinary tasks need not accept them."""
     found: str | None = task.__dict__.get("_mismatch")
@@ -37,7 +41,7 @@ def is_async_or_generator(body: Any) -> bool:
 
 def was_not_run(result: Any) -> bool:
     """Whether ``result`` is a coroutine or a generator: the call that returned it has run nothing."""
-    return isinstance(result, CoroutineType | GeneratorType | AsyncGeneratorType)
+    return type(result) in _NOT_RUN
 
 
 def would_not_run(task: Any) -> str:
@@ -51,7 +55,8 @@ def rollback_would_not_run(name: str) -> str:
 
 
 def _mismatch(task: Any) -> str:
-    if is_async_or_generator(task.run):
+    # The `__call__` of a base class may run it. If it does not, the result says so (`bridge.app.handling`).
+    if task._calls_run and is_async_or_generator(task.run):
         return would_not_run(task)
     try:
         signature = inspect.signature(task.run)

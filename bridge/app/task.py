@@ -52,6 +52,8 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     bridge_subscription: str | None = None
 
     _rolls_back_in_run = False
+    #: Whether no base class has a ``__call__``.
+    _calls_run = True
 
     @property
     def ticket(self) -> TicketContext | Any:
