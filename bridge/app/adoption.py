@@ -12,7 +12,7 @@ instance, a registry of another app, before `install`, or after the app was fina
 from __future__ import annotations
 
 from contextlib import suppress
-from inspect import getattr_static
+from inspect import getattr_static, unwrap
 from types import FunctionType, new_class
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +51,16 @@ def with_tickets(base: type) -> type:
 def adopt(task: Any) -> None:
     """Makes ``task`` able to handle messages. Raises `TypeError` when its class cannot be extended."""
     cls = type(task)
-    if "_outermost" in cls.__dict__ or not isinstance(task, Task):
+    if "_bridge_outermost" in cls.__dict__ or not isinstance(task, Task):
         return
     # If Celery made this class for this task alone, it can be changed. Other classes may have several tasks, or tasks
     # of another app.
     own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
     outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
-    outermost._outermost = outermost
-    outermost._ordinary_strategy = outermost.Strategy
+    outermost._bridge_outermost = outermost
+    outermost._bridge_ordinary_strategy = outermost.Strategy
     outermost.Strategy = STRATEGY
-    outermost._calls_run = _next_call(outermost) is TicketTask
+    outermost._bridge_calls_run = _next_call(outermost) is TicketTask
     outermost.__call__ = enter
     with_ticket_when_called(outermost)
     if task_has_custom(task, "before_start"):
@@ -88,7 +88,9 @@ def adopt_all(app: Celery) -> None:
             # Celery applies `task_annotations` later than it registers the task.
             _take_max_retries(type(task))
             rollback = getattr_static(type(task), "bridge_rollback") is not None
-            if rollback and not (task._calls_run or task._rolls_back_in_run or type(task)._body is Task.run):
+            if rollback and not (
+                task._bridge_calls_run or task._bridge_rolls_back_in_run or unwrap(type(task).run) is Task.run
+            ):
                 roll_back_in_run(task)
         else:
             raise ConfigurationError(f"task {name} is {type(task).__name__}, which is no subclass of celery.Task")
@@ -161,8 +163,8 @@ def _take_max_retries(cls: Any) -> None:
         of_autoretry = (getattr(cls, "retry_kwargs", None) or {}).get("max_retries")
         if of_autoretry is not None:  # Celery takes None as not given.
             given.append(int(of_autoretry))
-    if given and (cls.bridge_max_attempts is None or "_attempts_of_retries" in cls.__dict__):
-        cls._attempts_of_retries = True
+    if given and (cls.bridge_max_attempts is None or "_bridge_attempts_of_retries" in cls.__dict__):
+        cls._bridge_attempts_of_retries = True
         cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
 
 

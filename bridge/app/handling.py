@@ -18,7 +18,7 @@ from bridge.app import forked_children
 from bridge.app.eager import ticket_of_call
 from bridge.app.refusing import Dead, Drop, Nack
 from bridge.app.signature import mismatch, was_not_run, would_not_run
-from bridge.app.task import ticket_of
+from bridge.app.task import roll_back, ticket_of
 from bridge.producer.options import LONGEST_DELAY_MS
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.text import error_text
@@ -44,7 +44,7 @@ def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
             if exc is not None:
                 raise exc
             return result
-        return super(self._outermost, self).__call__(*args, **kwargs)
+        return super(self._bridge_outermost, self).__call__(*args, **kwargs)
     return handled(self, ticket, self.request, args, kwargs)
 
 
@@ -65,12 +65,12 @@ def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any],
     fork_depth = forked_children.fork_depth
     try:
         try:
-            if ticket.owes_rollback and not self._rolls_back_in_run:
-                self._roll_back(ticket, args, kwargs)
+            if ticket.owes_rollback and not self._bridge_rolls_back_in_run:
+                roll_back(self, ticket, args, kwargs)
             # If no base class has a `__call__`, the body is called directly, as Celery does: that is faster. Tests, and
             # Celery's autoretry, may have set another `run` on the task itself.
-            body = self.__dict__.get("run") or self._body
-            call = body if self._calls_run else super(self._outermost, self).__call__
+            body = self.__dict__.get("run") or self._bridge_body
+            call = body if self._bridge_calls_run else super(self._bridge_outermost, self).__call__
             result = call(*args, **kwargs)
             if ticket.deadline is not None:
                 _require_in_time(ticket.deadline)
@@ -128,11 +128,11 @@ def roll_back_in_run(task: Any) -> None:
     def roll_back_and_run(*args: Any, **kwargs: Any) -> Any:
         ticket = ticket_of(task)
         if ticket is not None:
-            task._roll_back(ticket, args, kwargs)
+            roll_back(task, ticket, args, kwargs)
         return run(*args, **kwargs)
 
     task.run = roll_back_and_run
-    task._rolls_back_in_run = True
+    task._bridge_rolls_back_in_run = True
 
 
 def before_start(self: Any, *args: Any) -> None:
@@ -142,7 +142,7 @@ def before_start(self: Any, *args: Any) -> None:
         _, given, named = args
         ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
     try:
-        super(self._outermost, self).before_start(*args)
+        super(self._bridge_outermost, self).before_start(*args)
     except (Ignore, Reject, Retry) as exc:
         if ticket is not None and _cannot_come_again(ticket, exc):
             raise_or_retry(self, ticket, _cause_of(self, ticket, exc))

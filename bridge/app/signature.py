@@ -18,9 +18,9 @@ _NOT_RUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 def mismatch(task: Any) -> str:
     """Why ``task`` cannot be called with a ticket and a payload; '' if it can. Ordinary tasks need not accept them."""
-    found: str | None = task.__dict__.get("_mismatch")
+    found: str | None = task.__dict__.get("_bridge_mismatch")
     if found is None:
-        found = task._mismatch = _mismatch(task)
+        found = task._bridge_mismatch = _mismatch(task)
     return found
 
 
@@ -56,7 +56,7 @@ def rollback_would_not_run(name: str) -> str:
 
 def _mismatch(task: Any) -> str:
     # The `__call__` of a base class may run it. If it does not, the result says so (`bridge.app.handling`).
-    if task._calls_run and is_async_or_generator(task.run):
+    if task._bridge_calls_run and is_async_or_generator(task.run):
         return would_not_run(task)
     try:
         signature = inspect.signature(task.run)

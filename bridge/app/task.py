@@ -51,9 +51,9 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
     #: The subscription that the task belongs to; None: the one whose default task it is, or the app's only one.
     bridge_subscription: str | None = None
 
-    _rolls_back_in_run = False
+    _bridge_rolls_back_in_run = False
     #: Whether no base class has a ``__call__``.
-    _calls_run = True
+    _bridge_calls_run = True
 
     @property
     def ticket(self) -> TicketContext | Any:
@@ -247,7 +247,7 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         if ticket is None or not ticket.pushed:
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         changed = [
-            name for name, value in (("args", args), ("kwargs", kwargs)) if value and not self._is_given(name, value)
+            name for name, value in (("args", args), ("kwargs", kwargs)) if value and not _is_given(self, name, value)
         ]
         if changed or options:
             ticket.gave_up = True
@@ -283,11 +283,6 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
             "message, or call apply_async for a task that needs no order"
         )
 
-    def _is_given(self, name: str, value: Any) -> bool:
-        """Whether ``value`` equals the ``args`` or ``kwargs`` of this call."""
-        given = getattr(self.request, name)
-        return bool(dict(value) == given if name == "kwargs" else list(value) == list(given))
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         ticket = ticket_of(self)
         if ticket is None or not ticket.entered or ticket.body_reached:
@@ -296,24 +291,32 @@ class TicketTask(Task):  # type: ignore[misc, unused-ignore]
         ticket.body_reached = True
         return self.run(*args, **kwargs)
 
-    def _roll_back(self, ticket: TicketContext, args: Any, kwargs: Any) -> None:
-        if not ticket.owes_rollback or ticket.rolling_back:
-            return
-        # Read without binding: through the task, Python would bind a function, but no other callable.
-        undo: Any = inspect.getattr_static(type(self), "bridge_rollback", None)
-        if isinstance(undo, staticmethod):
-            undo = undo.__func__
-        if undo is not None:
-            ticket.rolling_back = True
-            try:
-                if was_not_run(undo(self, ticket.lost, *args, **kwargs)):
-                    raise ConfigurationError(rollback_would_not_run(self.name))
-            finally:
-                ticket.rolling_back = False
-        ticket.owes_rollback = False
-
 
 def ticket_of(task: Any) -> TicketContext | None:
     """The message that ``task`` handles. It does not use ``task.ticket``: a user's class may define its own."""
     found: TicketContext | None = task.request.__dict__.get("bridge_ticket")
     return found
+
+
+def roll_back(task: Any, ticket: TicketContext, args: Any, kwargs: Any) -> None:
+    """Calls the rollback of ``task``, if the message owes one."""
+    if not ticket.owes_rollback or ticket.rolling_back:
+        return
+    # Read without binding: through the task, Python would bind a function, but no other callable.
+    undo: Any = inspect.getattr_static(type(task), "bridge_rollback", None)
+    if isinstance(undo, staticmethod):
+        undo = undo.__func__
+    if undo is not None:
+        ticket.rolling_back = True
+        try:
+            if was_not_run(undo(task, ticket.lost, *args, **kwargs)):
+                raise ConfigurationError(rollback_would_not_run(task.name))
+        finally:
+            ticket.rolling_back = False
+    ticket.owes_rollback = False
+
+
+def _is_given(task: Any, name: str, value: Any) -> bool:
+    """Whether ``value`` equals the ``args`` or ``kwargs`` of the call that ``task`` handles."""
+    given = getattr(task.request, name)
+    return bool(dict(value) == given if name == "kwargs" else list(value) == list(given))

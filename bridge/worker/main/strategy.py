@@ -45,7 +45,7 @@ _said = False
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     """Returns the handler for messages of ``task``. Celery calls this for each task."""
-    ordinary = symbol_by_name(task._ordinary_strategy)(task, app, consumer, **kwargs)
+    ordinary = symbol_by_name(task._bridge_ordinary_strategy)(task, app, consumer, **kwargs)
     members = members_of(consumer)
     if members is None:
         return ordinary

@@ -184,7 +184,7 @@ def is_light(task: Any) -> bool:
         and (bool(task.ignore_result) or (not task.track_started and is_known(task.backend)))
         # A `__call__` of the task itself, or of its classes, must be called.
         and type(task).__call__ is enter
-        and task._calls_run
+        and task._bridge_calls_run
         and "__call__" not in vars(task)
         and type(task.request_stack) is type(_task_stack) is _LocalStack
         and trace.Context is Context

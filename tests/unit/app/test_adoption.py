@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
 
 import celery.exceptions
 import pytest
@@ -20,6 +22,7 @@ from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
 from bridge.settings.lane import MOST_ATTEMPTS
+from bridge.testing import handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,7 +207,7 @@ def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
     app = install(make_app())
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, Strategy="shop.strategies:own")
     assert task.Strategy == STRATEGY
-    assert task._ordinary_strategy == "shop.strategies:own"
+    assert task._bridge_ordinary_strategy == "shop.strategies:own"
 
 
 class Sealed(Task):
@@ -381,3 +384,53 @@ def test_a_task_that_the_bridge_replaces_is_not_another_apps() -> None:
         app.finalize()
         adopt_all(app)
         app.register_task(app.tasks["shop.ship"])
+
+
+def test_a_body_that_a_test_patches_in_its_class_is_the_one_that_runs() -> None:
+    app = install(make_app())
+
+    class Pay(Task):
+        name = "shop.pay"
+
+        def run(self, *_: Any) -> str:
+            return "the body"
+
+    task = app.register_task(Pay())
+    with patch.object(Pay, "run", lambda *_: "patched"):
+        assert task.run("T", 1) == task.apply(("T", 1)).get() == handle(task, "T", 1).result == "patched"
+    assert task.run("T", 1) == task.apply(("T", 1)).get() == handle(task, "T", 1).result == "the body"
+
+
+#: What the bridge may define on the classes and instances of tasks. Celery and users have other names.
+OURS = re.compile(r"_?bridge_.*|__.*__|push.*|apush.*|ticket|retry|replace|run|before_start|Strategy|max_retries")
+
+
+@pytest.mark.parametrize("base", [Task, Calls], ids=["", "with a call"])
+def test_a_class_of_the_users_may_have_any_attribute(base: Any) -> None:
+    """Private names of the bridge begin with ``_bridge_``."""
+    app = install(make_app())
+
+    class Pay(base):  # type: ignore[misc, valid-type, unused-ignore]
+        name = "shop.pay"
+        calls: ClassVar[list[Any]] = []
+
+        def run(self, *_: Any) -> str:
+            return "done"
+
+    task = app.register_task(Pay())
+    adopt_all(app)
+    assert handle(task, "T", 1, lost=LostAttempt(1, 900, "w1@a", "died")).state == "done"
+    added = set(dir(task)) - set(dir(Celery("other", set_as_current=False).register_task(Pay())))
+    assert [name for name in sorted(added) if not OURS.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("name", ["_body", "_roll_back", "_outermost", "_mismatch", "_is_given", "_calls_run"])
+def test_an_attribute_of_the_users_is_kept(name: str) -> None:
+    app = install(make_app())
+
+    def body(self: Any, *_: Any) -> Any:
+        return getattr(self, name)
+
+    task = app.register_task(type("Pay", (Task,), {"name": "shop.pay", "run": body, name: "theirs"})())
+    lost = LostAttempt(1, 900, "w1@a", "died")
+    assert handle(task, "T", 1, lost=lost).result == "theirs"
