@@ -12,6 +12,7 @@ instance, a registry of another app, before `install`, or after the app was fina
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import ContextVar
 from inspect import getattr_static, unwrap
 from types import FunctionType, new_class
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ OUTERMOST = {"__call__", "before_start"}
 
 #: Celery's own tasks carry no tickets.
 CELERYS = "celery."
+
+#: Whether the bridge makes a class now. A user's base class may register a task of each of its subclasses
+#: (``__init_subclass__``, a metaclass), and a class of the bridge is none of these.
+_makes_class: ContextVar[bool] = ContextVar("bridge_makes_class", default=False)
 
 
 def with_tickets(base: type) -> type:
@@ -111,6 +116,8 @@ def adopt_from_now_on(app: Celery) -> None:
     register = app.register_task
 
     def register_task(task: Any, **options: Any) -> Any:
+        if _makes_class.get():
+            return task() if isinstance(task, type) else task
         # Bind the class that the user gave, as Celery does. So a later instance of that class knows its app too.
         given: Any = task if isinstance(task, type) else type(task)
         given.bind(app)
@@ -137,7 +144,14 @@ def _as_celerys(function: Any) -> Any:
 class _Adopting:
     """Mixed into the registry of an app."""
 
+    def register(self, task: Any) -> None:
+        # Celery refuses a task without a name, as one of a class that the bridge makes of an abstract one.
+        if not _makes_class.get():
+            super().register(task)  # type: ignore[misc]
+
     def __setitem__(self, name: str, task: Any) -> None:
+        if _makes_class.get():
+            return
         if not name.startswith(CELERYS):
             # A task that cannot be adopted is refused when a process starts. Here an error would end the import of a
             # user's module.
@@ -175,4 +189,8 @@ def _next_call(cls: type) -> type:
 
 def _subclass(cls: type, bases: tuple[type, ...]) -> type:
     attributes = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(attributes))
+    token = _makes_class.set(True)
+    try:
+        return new_class(cls.__name__, bases, exec_body=lambda namespace: namespace.update(attributes))
+    finally:
+        _makes_class.reset(token)

@@ -434,3 +434,52 @@ def test_an_attribute_of_the_users_is_kept(name: str) -> None:
     task = app.register_task(type("Pay", (Task,), {"name": "shop.pay", "run": body, name: "theirs"})())
     lost = LostAttempt(1, 900, "w1@a", "died")
     assert handle(task, "T", 1, lost=lost).result == "theirs"
+
+
+@pytest.mark.parametrize("through", ["register_task", "registry"])
+@pytest.mark.parametrize("kind", ["__init_subclass__", "metaclass"])
+def test_a_base_class_that_registers_its_subclasses_registers_those_of_the_user_alone(kind: str, through: str) -> None:
+    def tasks_of(app: Any) -> Any:
+        def register(cls: Any) -> None:
+            if through == "register_task":
+                assert isinstance(app.register_task(cls()), cls)
+            else:
+                cls.bind(app)
+                app.tasks.register(cls())
+
+        if kind == "metaclass":
+
+            class Registers(type):
+                def __init__(cls, name: str, bases: Any, namespace: Any) -> None:
+                    super().__init__(name, bases, namespace)
+                    if not namespace.get("abstract"):
+                        register(cls)
+
+            class Base(Task, metaclass=Registers):
+                abstract = True
+        else:
+
+            class Base(Task):  # type: ignore[no-redef, unused-ignore]
+                def __init_subclass__(cls, **options: Any) -> None:
+                    super().__init_subclass__(**options)
+                    register(cls)
+
+        class Pay(Base):
+            name = "shop.pay"
+
+            def run(self, *_: Any) -> str:
+                return "paid"
+
+        def mail(*_: Any) -> str:
+            return "sent"
+
+        app.task(mail, name="shop.mail", base=Base, shared=False, lazy=False)
+        app.finalize()
+        return {name: task for name, task in app.tasks.items() if not name.startswith(("bridge.", "celery."))}
+
+    plain, found = tasks_of(make_app()), tasks_of(install(make_app()))
+    assert found.keys() == plain.keys()
+    adopt_all(found["shop.pay"].app)
+    assert handle(found["shop.pay"], "T", 1).result == found["shop.pay"].apply(("T", 1)).get() == "paid"
+    assert handle(found["shop.mail"], "T", 1).result == "sent"
+    assert found["shop.pay"].request_stack is not found["shop.mail"].request_stack
