@@ -70,6 +70,8 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
     passed_on = (*connection_errors, *consumer.channel_errors)
     bucket_of = consumer.task_buckets.__getitem__
     rate_limits = not consumer.disable_rate_limits
+    # A limit for all tasks is not one of the bundles: a task that is exempt from it travels in them.
+    has_bucket = rate_limits and not bundle
     longest_lease_s = max((member.lane.lease for member in members), default=0.0)
     new_limits = new_limits_of(consumer, longest_lease_s) if bundle and rate_limits else None
 
@@ -129,7 +131,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
             return None
         request.signal_received(consumer)
         request.announce()
-        bucket = bucket_of(task.name) if rate_limits else None
+        bucket = bucket_of(task.name) if has_bucket else None
         if bucket:
             if bucket.contents:
                 # A timer is set for those that wait. With one for each, more than ten would be due at once, and then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from celery.app.task import Context
@@ -21,6 +22,15 @@ class TicketRequest(BridgeRequest):
     @property
     def args(self) -> Any:
         return json.loads(self._message.body)[0]
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """What ``celery inspect`` shows."""
+        shown: dict[str, Any] = super().info(safe)
+        if not safe:
+            # One that cannot be read is shown as its text.
+            with suppress(ValueError, RecursionError):
+                shown["args"] = self.args
+        return shown
 
     def messages(self) -> Iterator[CarriedMessage]:
         run = first_head(self._request_dict)
