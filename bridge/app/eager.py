@@ -336,7 +336,7 @@ def with_ticket_when_called(cls: Any) -> None:
         ticket = None if self.request_stack.top is not None else ticket_of_call(self, args, kwargs)
         if ticket is None:
             return self._bridge_body(*args, **kwargs)
-        self.push_request(bridge_ticket=ticket, called_directly=True)
+        self.push_request(bridge_ticket=ticket, called_directly=True, headers={})
         try:
             return self._bridge_body(*args, **kwargs)
         finally:

@@ -82,7 +82,7 @@ class BundleRequest(BridgeRequest):
     def context_of(self, one: CarriedMessage) -> Context:
         own = {"id": one.id, "root_id": one.id, "correlation_id": one.id, "task": one.task, "retries": one.attempt - 1}
         ignores = bool(self._app.tasks[one.task].ignore_result)
-        arguments = {"args": [one.ticket, one.payload], "kwargs": {}, "ignore_result": ignores}
+        arguments = {"args": [one.ticket, one.payload], "kwargs": {}, "headers": {}, "ignore_result": ignores}
         return Context({**request_of_bundle(self._request_dict, self._hostname), **own, **arguments})
 
     def signal_received(self, consumer: Any) -> None:

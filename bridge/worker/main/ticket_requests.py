@@ -38,7 +38,7 @@ class TicketRequest(BridgeRequest):
 
     def context_of(self, one: CarriedMessage) -> Context:
         del one
-        return Context({**self._request_dict, "args": self.args, "kwargs": {}})
+        return Context({**self._request_dict, "args": self.args, "kwargs": {}, "headers": {}})
 
     def announce(self) -> None:
         if not watched(self._eventer):

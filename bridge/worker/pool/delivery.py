@@ -108,6 +108,8 @@ class Delivery:
             "args": self.args,
             "kwargs": self.kwargs,
             "ignore_result": bool(task.ignore_result) if task is not None else True,
+            # Else Celery would take the bridge's own fields for headers of the user's.
+            "headers": {},
         }
 
     def outcome(self, kind: Kind, error: str = "", traceback: str = "", delay_ms: int | None = None) -> Outcome:

@@ -409,14 +409,14 @@ class Execution:
             cut_off, asked = self.shared.cut_off(fence, fence)
             if cut_off:
                 self.shared.note_running(row, 0)
-                self.report_cut_off(delivery, {**request, "args": args, "kwargs": kwargs}, asked=asked)
+                self.report_cut_off(delivery, {**request, "args": args, "kwargs": kwargs, "headers": {}}, asked=asked)
                 self.writer.write(incarnation, [delivery.outcome(*cut_off_outcome(asked))])
                 return ignored(CUT_OFF)
             if self.shared.is_revoked(message_id):
                 self.shared.note_running(row, 0)
                 self.writer.write(incarnation, [delivery.outcome(Kind.DEAD, error=REVOKED_ERROR)])
                 return revoked()
-            request.update(embed, args=args, kwargs=kwargs, hostname=self.hostname, is_eager=False)
+            request.update(embed, args=args, kwargs=kwargs, headers={}, hostname=self.hostname, is_eager=False)
             outcome, traced = self.trace(delivery, incarnation, request)
             return self.write(incarnation, [(delivery, outcome)]).get(fence, traced)
 

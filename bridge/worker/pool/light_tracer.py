@@ -97,7 +97,7 @@ class LightTracer:
             "args": args,
             "kwargs": kwargs,
             "bridge_ticket": context,
-            "headers": {"bridge_ticket": context},
+            "headers": {},
         }
         requests = task.request_stack
         # Popped without Celery's method, which forgets an empty stack: to make it again for each message costs more
@@ -136,9 +136,9 @@ class LightTracer:
             return None
         known = {**self._request, "task": task.name, "ignore_result": bool(task.ignore_result)}
         # With the names that differ between messages: so Celery sees the same names as in a whole request.
-        request = Context({**known, "id": "", "bridge_ticket": None}, args=(), called_directly=False, kwargs={})
-        made: dict[str, Any] = vars(request)
-        return made if made["headers"] == {"bridge_ticket": None} else None
+        fields = {**known, "id": "", "bridge_ticket": None, "headers": {}}
+        made: dict[str, Any] = vars(Context(fields, args=(), called_directly=False, kwargs={}))
+        return made
 
 
 def _traced_by_celery(task: Any, delivery: Delivery, own: dict[str, Any]) -> Traced:
