@@ -20,6 +20,7 @@ from bridge.app.adoption import adopt_all
 from bridge.app.task_options import check_tasks
 from bridge.link.health import EVERY_S, Health
 from bridge.routing.errors import TicketBridgeError
+from bridge.settings.app import read_settings
 from bridge.worker.celery_patches.broker import ignore_dead_children, take_error_replies
 from bridge.worker.celery_patches.last_results import keep_unanswered_jobs
 from bridge.worker.celery_patches.own_loop import give_own_loop
@@ -167,9 +168,12 @@ def _leave_when_terminated(worker: Any) -> None:
 
 
 def check_settings(app: Celery) -> None:
-    """Ends a worker of the command line with a one-line error if its settings are wrong."""
+    """Ends a worker of the command line with a one-line error if its settings are wrong.
+
+    They are not kept: another receiver of `celeryd_init` may still change the app's configuration.
+    """
     try:
-        _ = app.bridge.settings
+        read_settings(app)
     except TicketBridgeError as exc:
         exit_with_error(exc)
 
