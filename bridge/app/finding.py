@@ -87,6 +87,7 @@ def load_tasks(app: Celery) -> None:
     try:
         app.loader.import_default_modules()
         app.finalize()
+        bridge_of(app).knows_tasks = True
     except TicketBridgeError:
         raise
     except SystemExit as exc:
@@ -95,6 +96,12 @@ def load_tasks(app: Celery) -> None:
         raise ConfigurationError(
             f"the tasks of the Celery app fail to load: {type(exc).__name__}: {_said(exc)}{_place(exc)}"
         ) from None
+
+
+def know_tasks(app: Celery) -> None:
+    """`load_tasks`, in a process that has not done so. A worker has."""
+    if not (bridge_of(app).knows_tasks or app.loader.worker_initialized):
+        load_tasks(app)
 
 
 def reach(app: Celery) -> Redis:

@@ -44,6 +44,9 @@ class Bridge:
         """How the stream is split, as far as this process knows: as the app sets it, until `take_layout`."""
         return Layout(self.settings.partitions)
 
+    #: Whether this process has imported all modules with tasks of the app.
+    knows_tasks = False
+
     #: Whether this process has looked how the stream is split.
     knows_layout = False
 

@@ -26,7 +26,7 @@ from celery import current_app, current_task
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 from celery.result import AsyncResult
 
-from bridge.app.lanes import lane_of, subscriptions_of
+from bridge.app.lanes import lane_of, names_of_subscriptions, subscriptions_of
 from bridge.routing.partitions import whole_stream
 from bridge.settings.lane import LaneSettings
 
@@ -48,8 +48,13 @@ _DEFAULT_LANE = (LaneSettings.model_fields["stream"].default, LaneSettings.model
 def subscription_of_results(app: Celery) -> str:
     """The name of the subscription whose result ``AsyncResult(message_id)`` means: the first that has a task with one.
 
-    Where no task has a result, the first subscription.
+    Where no task has a result, the first subscription. Raises `ConfigurationError` when the tasks fail to load.
     """
+    if len(names_of_subscriptions(app)) > 1:
+        # Their tasks say which of them has results, and a process that only asks need not have imported them.
+        from bridge.app.finding import know_tasks
+
+        know_tasks(app)
     lanes = [lane for lane, *_ in subscriptions_of(app).values()]
     for lane in lanes:
         if lane.is_subscription and any(not app.tasks[task].ignore_result for task in lane.tasks if task in app.tasks):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 #: Prints the modules of worker and master that a process imports which only produces.
 PRODUCER = """
 import sys
+from pathlib import Path
+
+import pytest
 from celery import Celery
 import bridge
 shop = Celery("shop", broker="redis://localhost/0")
@@ -63,3 +69,39 @@ def test_the_steps_that_make_a_worker_a_member_are_found_by_their_names() -> Non
 
 def test_a_worker_goes_by_the_settings_that_a_receiver_of_celeryd_init_sets() -> None:
     assert printed(CONFIGURED) == "here orders redis://localhost/7 2"
+
+
+#: An app with two subscriptions, whose tasks are in a module that only workers import.
+SHOP = """
+from celery import Celery
+import bridge
+app = bridge.install(Celery("shop", broker="redis://localhost/0", backend="redis://localhost/1"))
+app.conf.include = ["shop_tasks"]
+app.conf.bridge_subscriptions = {"audit": {"task": "shop_tasks.audit"}, "billing": {"task": "shop_tasks.pay"}}
+"""
+TASKS = """
+from shop import app
+
+@app.task(bind=True, ignore_result=True)
+def audit(self, ticket_id, payload): ...
+
+@app.task(bind=True)
+def pay(self, ticket_id, payload): ...
+"""
+ASKS = "from shop import app; print(app.backend.get_key_for_task('1795793641919-0').decode())"
+
+
+@pytest.mark.parametrize("first", ["", "import shop_tasks;"], ids=["not imported", "imported"])
+def test_a_result_is_looked_for_in_the_same_subscription_whatever_was_imported(first: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "shop_tasks.py").write_text(TASKS)
+    key = printed(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {first} {ASKS}")
+    assert key == "celery-task-meta-ticket_stream::billing:1795793641919-0"
+
+
+def test_a_result_is_not_looked_for_in_another_subscription_because_the_tasks_fail_to_load(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "shop_tasks.py").write_text("import missing_here")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {ASKS}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "ConfigurationError: the tasks of the Celery app fail to load: ModuleNotFoundError" in done.stderr
