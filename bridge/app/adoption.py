@@ -22,6 +22,7 @@ from celery.app.registry import TaskRegistry
 from celery.app.trace import task_has_custom
 from celery.utils.imports import symbol_by_name
 
+from bridge.app.belonging import SubscriptionOf
 from bridge.app.eager import with_ticket_when_called
 from bridge.app.handling import before_start, enter, roll_back_in_run
 from bridge.app.task import TicketTask
@@ -112,6 +113,16 @@ def adopt_from_now_on(app: Celery) -> None:
         return make(fun, name=name, base=with_tickets(base or app.Task), bind=bind, **options)
 
     app._task_from_fun = _as_celerys(with_ticket)
+
+    declare = app.task
+
+    def task(*args: Any, **options: Any) -> Any:
+        name = options.get("bridge_subscription") or getattr(options.get("base"), "bridge_subscription", None)
+        if isinstance(name, str):
+            options["bridge_subscription"] = SubscriptionOf(app, name)
+        return declare(*args, **options)
+
+    app.task = _as_celerys(task)
 
     register = app.register_task
 

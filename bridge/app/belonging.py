@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from celery import Celery
 
 
+class SubscriptionOf:
+    """``bridge_subscription`` of a task that ``app`` declares, as a class attribute. Celery gives other apps of the
+    process a copy of the task (``shared``). There it names a subscription only if that app's settings have it, too.
+    """
+
+    def __init__(self, app: Celery, name: str) -> None:
+        self._app = app
+        self._name = name
+
+    def __get__(self, task: Any, owner: type) -> Any:
+        if task is None or task.app is self._app:
+            return self._name
+        other = getattr(task.app, "bridge", None)
+        return self._name if other is not None and self._name in other.settings.subscriptions else None
+
+
 def belongs(app: Celery, task: Any) -> bool:
     """Whether the ticket task ``task`` belongs to a lane of ``app``."""
     subscriptions = bridge_of(app).settings.subscriptions

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 import bridge
 from bridge.app.lanes import lanes_of, served_lanes
+from bridge.app.task_options import check_tasks
 from bridge.routing.errors import ConfigurationError
 
 
@@ -28,6 +29,12 @@ def shop(**settings: Any) -> Any:
     app.task(bind=True, name="shop.other", shared=False)(handle)
     app.finalize()
     return app
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that a test shares with other apps are forgotten after it."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
@@ -70,3 +77,44 @@ def test_without_the_setting_a_task_makes_its_subscription() -> None:
 def test_without_the_setting_every_task_has_a_lane() -> None:
     with pytest.raises(bridge.ServerUnavailable):
         shop().tasks["shop.other"].push("T", {})
+
+
+@pytest.mark.parametrize("where", ["option", "base"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"billing": {"task": "a.pay"}}, {"billing": {"task": "a.pay"}, "audit": {"task": "a.audit"}}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("others", "subscription"),
+    [({}, None), ({"x": {"task": "b.do"}}, None), ({"billing": {"task": "b.do"}}, "billing")],
+)
+def test_a_copy_of_another_apps_task_names_no_subscription_that_its_app_does_not_have(
+    others: dict[str, Any], subscription: str | None, settings: dict[str, Any], where: str, announced: None
+) -> None:
+    """Celery gives every app of a process a copy of each task."""
+
+    class Billing(bridge.TicketTask):
+        bridge_subscription = "billing"
+
+    def handle(ticket_id: str, payload: Any) -> None: ...
+
+    apps = [Celery(name, broker="redis://127.0.0.1:1/0", set_as_current=False) for name in "abc"]
+    one, other, plain = apps
+    for app, found in ((one, settings), (other, others)):
+        bridge.install(app)
+        app.conf.bridge_subscriptions = found
+    options: Any = {"bridge_subscription": "billing"} if where == "option" else {"base": Billing}
+    one.task(name="a.extra", **options)(handle)
+    for app, name in ((one, "a.pay"), (one, "a.audit"), (other, "b.do")):
+        app.task(name=name)(handle)
+    for app in apps:
+        app.finalize()
+        assert app.tasks["a.extra"].run("T", 1) is None
+    assert one.tasks["a.extra"].bridge_subscription == "billing"
+    assert other.tasks["a.extra"].bridge_subscription == subscription
+    for app in (one, other):
+        check_tasks(app)
+    assert [lane.name for lane in lanes_of(other)] == ([*others] or [other.bridge.settings.lane.group])
+    assert ("a.extra" in lanes_of(other)[0].tasks) is (subscription is not None or not others)
+    assert plain.tasks["a.extra"].name == "a.extra"
