@@ -33,6 +33,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
+from kombu.exceptions import EncodeError
 
 from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
@@ -246,6 +247,9 @@ class Execution:
             # Success and effects are written. A later error, as in storing the result, changes nothing.
             return delivery.outcome(Kind.DONE), (1, result, runtime)
         decided = context.dropped or context.decided
+        if decided is None and context.entered and isinstance(unwrapped(result), EncodeError):
+            # The body succeeded. Its result can never be stored, and Celery has stored a failure, as of a call.
+            return delivery.outcome(Kind.DONE), (1, result, runtime)
         # Celery's tracer returns its record of the end, or the error that went through it.
         if decided is not None and getattr(info, "retval", info) is not decided:
             late = unwrapped(result)

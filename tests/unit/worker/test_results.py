@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
+from kombu.exceptions import EncodeError
 from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import ResponseError
 
@@ -93,11 +94,12 @@ class Shop:
 
     def __init__(self, body: Callable[..., Any], server: Server, **conf: Any) -> None:
         backend = conf.pop("backend", "redis://localhost:1/0")
+        base = conf.pop("base", None)
         self.app: Any = install(Celery("shop", broker="redis://localhost:1/0", backend=backend, set_as_current=False))
         self.app.conf.update(bridge_bundle_ms=10_000, bridge_backoff={"jitter": 0}, **LANE, **conf)
         self.app.now = lambda: datetime(2026, 1, 2, tzinfo=UTC)
         self.server = server
-        self.task = self.app.task(bind=True, name="shop.pay", lazy=False, shared=False)(body)
+        self.task = self.app.task(bind=True, name="shop.pay", base=base, lazy=False, shared=False)(body)
         self.app.finalize()
         self.app.backend.client = server
         shared = SharedPage()
@@ -247,6 +249,51 @@ def test_a_server_that_refuses_results_fails_the_messages_as_under_celery(
 ) -> None:
     light, _ = same(lambda: Shop(returns(1), Server((command, 1000, ResponseError("no memory")))), celerys)
     assert {kind for _, kind, _ in light.run()[2]} == {"FAILED"}
+
+
+def circle() -> Any:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize("light", [True, False], ids=["light", "celery"])
+@pytest.mark.parametrize("value", [object(), circle(), {(1, 2): 3}], ids=["object", "circle", "key"])
+@pytest.mark.parametrize("way", ["bundled", "alone"])
+def test_a_body_that_succeeded_is_not_repeated_because_its_result_cannot_be_encoded(
+    way: str, value: Any, light: bool, celerys: Callable[[], None]
+) -> None:
+    """As under Celery: the result is a failure, which handlers get once."""
+    if not light:
+        celerys()
+    called: list[str] = []
+    shop = Shop(returns(value), Server(), result_serializer="json")
+    type(shop.task).on_failure = lambda _, exc, *__: called.append(type(exc).__name__)
+    if way == "bundled":
+        shop.run()
+        assert {kind for _, kind, _ in shop.run()[2]} == {"DONE"}
+    else:
+        request = {
+            "id": "0-0", "task": "shop.pay", HEADER_INCARNATION: LIFE, HEADER_BASE: 1000,
+            HEADER_RUNS: [["T1", 0, 1, 1, 0]], "delivery_info": {}, "retries": 0,
+        }  # fmt: skip
+        failed, *_ = shop.execution.run_alone(request, "shop.pay", json.dumps([["T1", {}], {}, {}]))
+        assert ([one.kind.name for one in shop.writer.written], failed) == (["DONE"], 1)
+    assert called == ["EncodeError"] * (8 if way == "bundled" else 1)
+    stored = json.loads(shop.server.data[f"{KEY}0-0".encode()])
+    assert (stored["status"], stored["result"]["exc_type"]) == ("FAILURE", "EncodeError")
+
+
+@pytest.mark.parametrize("way", ["in the body", "in before_start"])
+def test_what_a_body_cannot_encode_itself_fails_its_message(way: str) -> None:
+    def raises_it(*_: Any) -> None:
+        raise EncodeError("a call of its own")
+
+    if way == "in the body":
+        shop = Shop(raises_it, Server())
+    else:
+        shop = Shop(returns(1), Server(), base=type("Begins", (Task,), {"before_start": raises_it}))
+    assert {kind for _, kind, _ in shop.run()[2]} == {"FAILED"}
 
 
 def test_a_result_is_stored_before_its_outcome_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
