@@ -99,7 +99,8 @@ class Shop:
         self.app.conf.update(bridge_bundle_ms=10_000, bridge_backoff={"jitter": 0}, **LANE, **conf)
         self.app.now = lambda: datetime(2026, 1, 2, tzinfo=UTC)
         self.server = server
-        self.task = self.app.task(bind=True, name="shop.pay", base=base, lazy=False, shared=False)(body)
+        declared: Any = self.app.task(bind=True, name="shop.pay", base=base, lazy=False, shared=False)
+        self.task = declared(body)
         self.app.finalize()
         self.app.backend.client = server
         shared = SharedPage()
