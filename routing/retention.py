@@ -35,6 +35,8 @@ class Done:
     last: str
     #: Names of the stream's groups. Names from other programs may not be UTF-8.
     groups: frozenset[bytes]
+    #: Those asked that stand beyond the stream's newest id, so that nothing counts as done.
+    beyond: frozenset[bytes] = frozenset()
 
 
 def done(
@@ -44,8 +46,9 @@ def done(
     beyond what every group has read, until it has read `LOOK_BYTES`; with ``group`` only this one counts. ``spared``:
     ids, in order and not before ``start``, that are not looked at.
     """
-    ids, more, last, groups = _DONE.run(client, [stream], [start, end, count, group, LOOK_BYTES, *spared])
-    return Done([text_of(id_) for id_ in ids], bool(more), text_of(last), frozenset(groups))
+    reply = _DONE.run(client, [stream], [start, end, count, group, LOOK_BYTES, *spared])
+    ids, more, last, groups, beyond = reply
+    return Done([text_of(id_) for id_ in ids], bool(more), text_of(last), frozenset(groups), frozenset(beyond))
 
 
 def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str], str, int]:
@@ -62,8 +65,8 @@ def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str]
 def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:
     """Removes those of ``ids`` that no other group has pending. Returns how many were removed.
 
-    None: the stream has other groups than ``others`` beside the lane's own, and nothing was removed. Raises
-    `NotLeading`.
+    None: the stream has other groups than ``others`` beside the lane's own, or not this one, and nothing was removed.
+    Raises `NotLeading`.
     """
     keys = lead.keys
     reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, len(others), *others, *ids])

@@ -29,6 +29,7 @@ _RECALL = Script("recall")
 _OLDEST = Script("oldest")
 _LEASES = Script("leases")
 _SURVEY = Script("survey")
+_LAST_ID = Script("last_id")
 _RESEND = Script("resend")
 _DRAIN = Script("drain")
 _FLOOR = Script("floor")
@@ -286,6 +287,11 @@ def survey(client: Redis, stream: str, start: str, end: str) -> Iterator[list[tu
             arguments = [argument.decode(errors="replace") for argument in flat]
             start = f"({arguments[-2]}"
             yield list(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def last_id(client: Redis, stream: str) -> str:
+    """The newest id that the stream ever gave out; ``0-0``: none yet. Not XINFO: the server would send two entries."""
+    return text_of(_LAST_ID.run(client, [stream], []))
 
 
 def shorten(client: Redis, lead: Leadership, incarnation: str, lease_ms: int) -> None:

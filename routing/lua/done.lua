@@ -6,9 +6,11 @@
 --       ('' = all of them), bytes after which no more is read, ids ... of entries that are not to be looked at, in
 --       order.
 -- Returns: {ids that are delivered to every group asked and pending in none, whether there may be more (1 | 0), the
---          last id looked at ('' = there was none), names of all groups}.
+--          last id looked at ('' = there was none), names of all groups, names of those asked that stand beyond the
+--          newest id that the stream gave out: what is before them may never have been read, so nothing is done}.
 -- Keeps: I1 (what a group has not read, or has pending, is not named), I9a. Bound: O(entries, and pending ones among
---        them); bytes: the budget and one step more, of entries that are not pending.
+--        them); bytes: the budget and one step more, of entries that are not pending, and where some are done the first
+--        and the last entry of the stream.
 
 local function younger(a, b)
   -- Whether id a is younger than id b. Compared as text: a sequence may be larger than what Lua's numbers hold.
@@ -22,9 +24,10 @@ end
 
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if groups.err then
-  return {{}, 0, '', {}}  -- there is no stream
+  return {{}, 0, '', {}, {}}  -- there is no stream
 end
 local upto, names, asked, busiest, most = ARGV[2], {}, {}, 0, -1
+local stands = {}  -- where each group asked stands
 for i, flat in ipairs(groups) do
   local info = {}
   for k = 1, #flat, 2 do
@@ -33,6 +36,7 @@ for i, flat in ipairs(groups) do
   names[i] = info['name']
   if ARGV[4] == '' or ARGV[4] == info['name'] then
     asked[#asked + 1] = info['name']
+    stands[#asked] = info['last-delivered-id']
     if info['pending'] > most then
       busiest, most = #asked, info['pending']
     end
@@ -42,7 +46,7 @@ for i, flat in ipairs(groups) do
   end
 end
 if #asked == 0 then
-  return {{}, 0, '', names}
+  return {{}, 0, '', names, {}}
 end
 
 -- The server cannot list ids without reading the entries, and pending entries may have gigabytes. So this reads only
@@ -152,4 +156,15 @@ for _, id in ipairs(found) do
     done[#done + 1] = id
   end
 end
-return {done, more, last, names}
+local beyond = {}
+if #done > 0 then
+  local stream = redis.call('XINFO', 'STREAM', KEYS[1])
+  for k = 1, #stream, 2 do
+    for i, id in ipairs(stream[k] == 'last-generated-id' and stands or {}) do
+      if younger(id, stream[k + 1]) then
+        done, beyond[#beyond + 1] = {}, asked[i]
+      end
+    end
+  end
+end
+return {done, more, last, names, beyond}

@@ -5,8 +5,9 @@
 -- ARGV: token, group, number of other groups that the caller knows of, their names ..., ids ... that are done in the
 --       caller's group, and delivered to the others.
 -- Returns: {'OK', entries that were removed}: those that another group has pending stay; {'DEPOSED'}: another master
---          leads: nothing was removed; {'CHANGED'}: the stream has other groups than the caller thought: nothing was
---          removed; the caller asks again which entries they are all done with.
+--          leads: nothing was removed; {'CHANGED'}: the stream has other groups than the caller thought, or not the
+--          caller's: it may be another stream by now. Nothing was removed; the caller asks again which entries they
+--          are all done with.
 -- Keeps: I1 (what some group has not read, or has pending, stays), I8. Bound: O(ids), times other groups.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
@@ -21,10 +22,12 @@ local groups = redis.pcall('XINFO', 'GROUPS', KEYS[2])
 if groups.err then
   return {'CHANGED'}  -- there is no stream
 end
-local found = 0
+local found, own = 0, false
 for _, info in ipairs(groups) do
   for i = 1, #info, 2 do
-    if info[i] == 'name' and info[i + 1] ~= ARGV[2] then
+    if info[i] == 'name' and info[i + 1] == ARGV[2] then
+      own = true
+    elseif info[i] == 'name' then
       if not known[info[i + 1]] then
         return {'CHANGED'}
       end
@@ -32,7 +35,7 @@ for _, info in ipairs(groups) do
     end
   end
 end
-if found ~= others then
+if found ~= others or not own then
   return {'CHANGED'}
 end
 

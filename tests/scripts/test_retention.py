@@ -11,11 +11,11 @@ import pytest
 import bridge.leader.stream.retention
 from bridge.leader.stream.retention import Retention
 from bridge.routing.batch import Batch, DeadLetter
-from bridge.routing.errors import NotLeading
+from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.ids import LAST_ID, id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
-from bridge.routing.transitions import Advanced
+from bridge.routing.transitions import Advanced, last_id
 from tests.scripts.world import MASTER, World, changes
 
 #: What a batch came to: retention needs nothing of it.
@@ -181,6 +181,24 @@ def test_remove_takes_more_ids_than_lua_unpacks(fresh: World) -> None:
     assert left(fresh) == []
 
 
+def test_remove_touches_nothing_without_the_lanes_group(fresh: World) -> None:
+    # Given an entry that was done, and a stream that was made again with an entry of the same id
+    ids = acknowledged(fresh, fresh.pushed("T"))
+    fresh.client.delete(fresh.keys.stream)
+    fresh.client.execute_command("XADD", fresh.keys.stream, ids[0], "ticket_id", "T")
+    assert remove(fresh.client, fresh.lead, [], ids) is None
+    assert left(fresh) == ids
+
+
+def test_last_id_is_that_of_the_newest_entry_there_ever_was(fresh: World) -> None:
+    assert last_id(fresh.client, fresh.keys.stream) == "0-0"
+    ids = fresh.push("T", count=3)
+    fresh.client.xdel(fresh.keys.stream, *ids[1:])
+    assert last_id(fresh.client, fresh.keys.stream) == ids[2]
+    fresh.client.delete(fresh.keys.stream)
+    assert last_id(fresh.client, fresh.keys.stream) == "0-0"
+
+
 # -- the leader's part ---------------------------------------------------------------------------------------------
 
 
@@ -226,6 +244,36 @@ def test_acknowledged_entries_leave_and_dead_ones_stay(fresh: World) -> None:
     # What this leader did not acknowledge itself is found in the stream; the dead one stays.
     retention.sweep()
     assert left(fresh) == [ids[1]]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_entries_with_ids_ahead_of_the_clock_leave_where_nothing_is_kept(fresh: World, seconds: float) -> None:
+    ids = [f"{time.time_ns()}-0", LAST_ID]
+    for id_ in ids:
+        fresh.client.execute_command("XADD", fresh.keys.stream, id_, "ticket_id", "T")
+    fresh.read()
+    acknowledged(fresh, ids)
+    keeper(fresh, seconds).sweep()
+    assert left(fresh) == (ids if seconds else [])
+
+
+@pytest.mark.parametrize("group", ["own", NEAR])
+def test_what_was_added_behind_a_group_that_stands_beyond_the_end_stays(fresh: World, group: str) -> None:
+    # Given groups of which one stands beyond the newest id that the stream ever gave out
+    done_ids = acknowledged(fresh, fresh.pushed("T"))
+    fresh.client.xgroup_create(fresh.keys.stream, NEAR, "$")
+    beyond = fresh.keys.group if group == "own" else group
+    fresh.client.xgroup_setid(fresh.keys.stream, beyond, "9-0")
+    unread = fresh.push("T", count=3)
+    fresh.client.xgroup_setid(fresh.keys.stream, NEAR if group == "own" else fresh.keys.group, "$")
+    # When the leader looks for what is done, then nothing is removed, and for its own group it reads the lane again
+    retention = keeper(fresh)
+    if group == "own":
+        with pytest.raises(LaneConflict, match="beyond the end"):
+            retention.sweep()
+    else:
+        retention.sweep()
+    assert left(fresh) == [*done_ids, *unread]
 
 
 def test_many_leave_without_being_asked(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:

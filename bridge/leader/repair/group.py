@@ -12,6 +12,12 @@ under the master's name, up to the newest entry that a record or the history nam
 are read as new ones.
 
 If the history does not reach back to the floor, some done messages run again. That is logged.
+
+The stream may have been deleted and filled again with smaller ids than before: after one entry with an id far ahead of
+the clock, or with ids of the producer's own. Then the floor, the records and the history name ids beyond the newest one
+that the stream ever gave out. They say nothing about its entries, which would never be read: all of them are undone.
+If the group is still there (a floor that was noted before a failover lost the last writes, ids that were set back by
+hand), its pending list says what was read, and the history goes on saying what is done.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import LAST, What, read_entry, rows_in
 from bridge.routing.ids import id_key, id_text, younger_than
-from bridge.routing.transitions import adopt, advance, set_read_to, survey
+from bridge.routing.transitions import adopt, advance, last_id, set_read_to, survey
+from bridge.routing.transitions import floor as note_floor
 
 if TYPE_CHECKING:
     from bridge.leader.step.term import Term
@@ -41,16 +48,17 @@ ENTRIES = 20
 HALF_MADE = "0-1"
 
 
-def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
-    """Makes all undone entries of the group pending.
+def repair_group(term: Term, floor: str, read_to: str, why: str) -> str | None:
+    """Makes all undone entries of the group pending. ``why``: what happened to the group, for the log.
 
-    ``why``: what happened to the group, for the log. ``read_to``: position of the group, if known.
+    ``read_to``: position of the group. Returns the floor; None: it is not known any more.
     """
     keys = term.keys
     logger.error("the group %s of %s %s: repairing it from %s on", keys.group, keys.stream, why, floor)
     ended, replayed = ended_after(term, floor)
     named = _named_in_records(term)
-    newest = max(map(id_key, {floor, *ended, *named, *replayed}))
+    made_again = id_key(read_to) <= id_key(HALF_MADE)
+    newest = max(map(id_key, {floor, *ended, *named, *replayed, *([] if made_again else [read_to])}))
     for at in range(0, len(replayed), PAGE):
         adopt(term.redis, term.leadership, term.master, replayed[at : at + PAGE])
     # Delayed and late messages may be older than the floor.
@@ -59,7 +67,16 @@ def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
         for ids in ids_in(term, key):
             adopt(term.redis, term.leadership, name, ids)
             newest = max(newest, *map(id_key, ids))
-    upto = read_to or id_text(newest)
+    last = id_key(last_id(term.redis, keys.stream))
+    if is_another := newest > last:
+        begin = [one for one in (floor, read_to) if id_key(one) <= last and not made_again]
+        start = max(begin, key=id_key, default="0-0")
+        text = "%s is another stream, or its ids were set back: %s was known, its newest id is %s; undone after %s"
+        logger.warning(text, keys.stream, id_text(newest), id_text(last), start)
+        # The history is about the entries of the stream before.
+        ended = set() if made_again else ended_after(term, start)[0]
+        floor, newest = start, last
+    upto = id_text(newest)
     start, end = younger_than(floor, upto)
     undone = skipped = 0
     for page in survey(term.redis, keys.stream, start, end):
@@ -69,10 +86,13 @@ def repair_group(term: Term, floor: str, why: str, read_to: str = "") -> None:
         if mine:
             undone += adopt(term.redis, term.leadership, term.master, mine)
     set_read_to(term.redis, term.leadership, upto)
+    if is_another:
+        note_floor(term.redis, term.leadership, "0-0")
     logger.error("%d entries up to %s are undone, %d were done or dead before", undone, upto, skipped)
     batch = Batch()
     batch.count("regrouped")
     advance(term.redis, term.leadership, "", batch)
+    return None if is_another else floor
 
 
 def _named_in_records(term: Term) -> list[str]:

@@ -38,7 +38,7 @@ from bridge.leader.stream.pending import NEVER
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import Place, first_id_from, id_before, id_key, id_text, younger_than
-from bridge.routing.transitions import Advanced, floor, set_read_to, survey
+from bridge.routing.transitions import Advanced, floor, last_id, set_read_to, survey
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -182,7 +182,8 @@ class ManualChanges:
         read_to = id_text(self._lane.read_to)
         known = self._pending.names()
         further = self._term.wire.call("XPENDING", stream, group, *younger_than(read_to), 1)
-        if further:
+        if further or id_key(last_id(self._term.redis, stream)) < self._lane.read_to:
+            # In the second case it is another stream, or its server lost the last writes.
             raise LaneConflict(why)
         if self._term.master not in known or self._lane.parked:
             # It may be a new group, in which no entry of a parked ticket is pending.

@@ -7,7 +7,9 @@ hundred at a time. An entry may be removed when all of this holds:
   through a group of its own misses nothing. A group that is not read any more keeps all that it has not read; `XGROUP
   DESTROY` ends that, `GONE_S` later: the leader of a lane whose group was destroyed by mistake makes it again before.
 - No dead letter of any lane of the stream is about it. Only an entry that is still there can be replayed in order.
-- It was added more than ``bridge_retention`` seconds ago.
+- It was added more than ``bridge_retention`` seconds ago, by its id.
+- No group stands beyond the newest id that the stream gave out, as after a change of its ids by hand: what was added
+  since would look as if it had been delivered. If it is the lane's group, the lane is read again, which repairs that.
 
 There are two ways to find such entries:
 
@@ -35,7 +37,8 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from bridge.routing.ids import id_key
+from bridge.routing.errors import LaneConflict
+from bridge.routing.ids import LAST_ID, LAST_SEQUENCE, id_key
 from bridge.routing.keys import LaneKeys
 from bridge.routing.retention import done, letters, remove
 
@@ -171,13 +174,17 @@ class Retention:
             self._read_to.clear()
         briefly = briefly or bool(self._others)
         until = started + (SHARED_BUDGET_S if briefly else BUDGET_S)
-        end = f"{max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))}-{2**64 - 1}"
+        # Where nothing is kept, ids ahead of the clock go as well.
+        old_ms = max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))
+        end = f"{old_ms}-{LAST_SEQUENCE}" if self._keep_s else LAST_ID
         while time.monotonic() < until:
             page = SHARED_BATCH if briefly else BATCH
             spared = self._spared(page)
             found = done(self._term.redis, self._keys.stream, self._cursor, end, page, spared=spared)
             if self._one_is_gone(found.groups):
                 return
+            if self._keys.group.encode() in found.beyond:
+                raise LaneConflict(f"the group {self._keys.group} stands beyond the end of {self._keys.stream}")
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
                 return

@@ -37,6 +37,7 @@ from bridge.routing.batch import Batch
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.ids import id_before, id_key, id_text, key_after
 from bridge.routing.messages import ticket_of
+from bridge.routing.transitions import last_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,22 +145,27 @@ class Rebuild:
         # Ask in any case, so that a missing permission is found at once.
         names = self._pending.names()
         if floor is not None:
-            self._floor = id_key(floor.decode())
-            self._mend_group(floor.decode(), names)
+            known = self._mend_group(floor.decode(), names)
+            self._floor = None if known is None else id_key(known)
         self._group_to = id_key(self._pending.read_to() or "0-0")
 
-    def _mend_group(self, floor: str, names: set[str]) -> None:
+    def _mend_group(self, floor: str, names: set[str]) -> str | None:
+        """Repairs the group, if it must be. Returns the floor; None: it is not known any more."""
         read_to = self._pending.read_to() or HALF_MADE
         keys = self._keys
-        if read_to == floor == "0-0" and not self._wire.call("EXISTS", keys.history, keys.tickets):
-            # A new partition: it has had no message yet, and the fence of the older ones (`leave_layout.lua`).
-            return
+        last = last_id(self._term.redis, keys.stream)
+        if read_to == floor == "0-0" and (last == "0-0" or not self._wire.call("EXISTS", keys.history, keys.tickets)):
+            # A stream without an entry so far: one that was made again, or a new partition, which has the fence of the
+            # older ones (`leave_layout.lua`).
+            return floor
         if id_key(read_to) < id_key(floor) or id_key(read_to) <= id_key(HALF_MADE):
-            repair_group(self._term, floor, "was destroyed, or set back")
-            return
+            return repair_group(self._term, floor, read_to, "was destroyed, or set back")
+        if id_key(read_to) > id_key(last):
+            return repair_group(self._term, floor, read_to, "stands beyond the end of the stream")
         if self._term.master not in names:
             # The entries under the master's name are not pending any more. The position of the group is still known.
-            repair_group(self._term, floor, "has lost the master's name", read_to)
+            return repair_group(self._term, floor, read_to, "has lost the master's name")
+        return floor
 
     def _take_in(self) -> Iterator[bool]:
         """Takes in the entries that are pending under the master's name, in id order, like new entries.

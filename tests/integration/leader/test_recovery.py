@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,71 @@ def test_a_deleted_stream_is_made_again(lane: LaneUnderTest) -> None:
 
     lane.wait_done(30)
     lane.assert_logs(3, 10)
+    lane.assert_at_rest()
+
+
+@pytest.mark.parametrize("refilled", ["at once", "later", pytest.param("without a leader", marks=pytest.mark.long)])
+@pytest.mark.parametrize("ids", ["the clock's", "own"])
+def test_a_deleted_stream_that_begins_again_with_smaller_ids_is_read_from_its_beginning(
+    lane: LaneUnderTest, ids: str, refilled: str
+) -> None:
+    master = calm(lane).master("m1")
+    lane.worker("w1")
+    # Given entries that were done, with ids that come again, and the last with one of a clock that counts in ns
+    given = ["1-1", "1-2", f"{time.time_ns()}-0"]
+
+    def add(n: int, id_: str) -> None:
+        lane.redis.execute_command("XADD", lane.keys.stream, id_, "ticket_id", "T0", "payload", f'{{"n": {n}}}')
+
+    for n, id_ in enumerate(given):
+        add(n, id_)
+    lane.wait_done(3)
+    if refilled == "without a leader":
+        wait_until(lambda: lane.redis.get(lane.keys.floor) == given[-1], description="the floor to be noted")
+        master.kill_main()
+        master.wait()
+    # When the stream is deleted, and filled again
+    lane.redis.delete(lane.keys.stream)
+    if refilled == "later":
+        wait_until(lambda: lane.count("regrouped"), description="the group to be made again")
+    for n in range(3, 6):
+        add(n, f"1-{n - 2}" if ids == "own" else "*")
+    if refilled == "without a leader":
+        master.start()
+    # Then its messages are done, as are those that come later, and for the next leader as well
+    lane.wait_done(6)
+    wait_until(lambda: not lane.redis.xlen(lane.keys.stream), description="what is done to leave the stream")
+    master.terminate()
+    add(6, "*")
+    master.start()
+    lane.wait_done(7)
+    lane.assert_logs(1, 7)
+    assert lane.executions() == 7
+    assert lane.dead_letters() == []
+    lane.assert_at_rest()
+
+
+def test_a_floor_that_was_noted_before_a_failover_lost_entries_costs_none(lane: LaneUnderTest) -> None:
+    master = calm(lane).master("m1")
+    lane.env["COUNTER_RETENTION"] = "null"
+    lane.worker("w1")
+    lane.push_many(2, 5)
+    lane.wait_done(10)
+    master.kill_main()
+    master.wait()
+    # Given a floor that is a little beyond the newest entry, while two others were pushed
+    [(newest, _)] = lane.redis.xrevrange(lane.keys.stream, count=1)  # type: ignore[misc]
+    ms, _ = id_key(str(newest))
+    lane.redis.set(lane.keys.floor, f"{ms + 600_000}-0")
+    lane.push_many(2, 1, first=5)
+    # When a leader reads the lane, then they are done, and nothing else again
+    master.start()
+    lane.wait_done(12)
+    lane.assert_logs(2, 6)
+    assert lane.executions() == 12
+    wait_until(
+        lambda: id_key(str(lane.redis.get(lane.keys.floor))) < (ms + 600_000, 0), description="the floor to be noted"
+    )
     lane.assert_at_rest()
 
 
