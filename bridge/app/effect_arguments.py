@@ -8,6 +8,7 @@ of the oldest server, and `bridge.app.effect_conflicts` what the commands of one
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,11 +20,15 @@ Arguments = list[bytes]
 MAX_ARGUMENTS = 6000
 #: Largest number that a double holds exactly, and the script can add with.
 MAX_NUMBER = 2**53 - 1
+#: Most bytes of a number. Redis refuses to add a text of 5 KB.
+MAX_DIGITS = 255
 #: Longest time to live, in seconds: about three hundred years. Redis refuses what overflows with its clock.
 MAX_TTL_S = 10**10
 
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(rb"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+#: Of a decimal: no digit before its exponent is another one.
+_ZERO = re.compile(rb"-?[0.]+([eE]|$)")
 _ID = re.compile(rb"[0-9]{1,19}(-[0-9]{1,19})?")
 _INFINITE = (b"inf", b"+inf", b"-inf")
 
@@ -51,8 +56,10 @@ def _integer(argument: bytes, low: int = -(2**63), high: int = 2**63 - 1) -> int
 
 
 def _decimal(argument: bytes, low: float = -1e300, high: float = 1e300) -> float:
-    if not _DECIMAL.fullmatch(argument) or not low <= float(argument) <= high:
+    if len(argument) > MAX_DIGITS or not _DECIMAL.fullmatch(argument) or not low <= float(argument) <= high:
         raise _BadArgument(f"{shown(argument)} is not a number from {low:g} to {high:g}")
+    if abs(float(argument)) < sys.float_info.min and not _ZERO.match(argument):
+        raise _BadArgument(f"{shown(argument)} is too small for a double")
     return float(argument)
 
 

@@ -5,7 +5,8 @@ every reason for its failure can be checked before the first command is applied:
 
 - `bridge.app.effect_arguments` checks the arguments of each command;
 - `bridge.app.effect_conflicts` checks that no command makes a later one of the same message fail;
-- the script (``routing/lua/apply.lua``) checks the type of its key, and the number that it adds to.
+- the script (``routing/lua/apply.lua``) checks the type of its key, the number that it adds to, how long its string
+  becomes, and whether its stream has an id left.
 """
 
 from __future__ import annotations

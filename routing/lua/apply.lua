@@ -11,9 +11,9 @@
 --          this same call, whose reply was lost; 'STALE': the fence is not the current one, nothing was changed;
 --          'ERR ...': an effect cannot be applied, and none was.
 -- Keeps: promise 4, I4. Effects are checked before the first is applied, because Redis has no rollback. Permissions,
---        types and numbers are checked here. Arguments, and effects of one message on each other, are checked when the
---        task records them.
--- Bound: O(effects).
+--        types, numbers, lengths of strings and ends of streams are checked here. Arguments, and effects of one message
+--        on each other, are checked when the task records them.
+-- Bound: O(effects); bytes: of a stream that an effect adds to, where there are several, the first and the last entry.
 
 -- A full server refuses commands that need memory until the script has written. A deletion of nothing is such a write.
 -- Without it, a lane whose tasks have effects would stop on a full server: all done, and nothing acknowledged.
@@ -24,6 +24,9 @@ local CHUNK = 1000  -- below Lua's limit on unpacked values; even: pairs stay to
 
 local function number(text, check)
   -- The number in the text, if Redis accepts it as well: Lua's tonumber accepts more.
+  if #text > 255 then
+    return nil
+  end
   if text == '0' or string.match(text, '^%-?[1-9]%d*$') then
     return tonumber(text)
   end
@@ -95,6 +98,36 @@ local function permitted(command, ticket, first, last)
   return may_call(command, ticket, first, last)
 end
 
+local grown = {}  -- key -> the most bytes that the effects of this message which were looked at add to its string
+
+local function grows(key, from, to)
+  for i = from, to do
+    grown[key] = (grown[key] or 0) + #ARGV[i]
+  end
+end
+
+local function outgrows(key, bit)
+  -- Whether the string would be longer than the server allows. What that is, it says of the place of a bit, and changes
+  -- nothing. ``bit``: one that is set.
+  local there = redis.pcall('STRLEN', key)
+  there = type(there) == 'number' and there or 0
+  local bytes = math.max(there + (grown[key] or 0), bit and math.floor(bit / 8) + 1 or 0)
+  grown[key] = bytes - there
+  local reply = redis.pcall('GETBIT', key, string.format('%.0f', math.max(0, bytes * 8 - 8)))
+  return type(reply) == 'table' and string.find(reply.err, 'out of range', 1, true) ~= nil
+end
+
+local function is_exhausted(key)
+  -- Whether a stream has had its last id. Where the user may not ask, nothing is known.
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then
+      return string.find(info[i + 1], '^18446744073709551615%-') ~= nil
+    end
+  end
+  return false
+end
+
 local function problem(ticket, kind, check, first, last)
   local command, key = string.upper(ARGV[first]), ARGV[first + 1]
   if not permitted(command, ticket, first, last) then
@@ -108,6 +141,19 @@ local function problem(ticket, kind, check, first, last)
     if found.ok ~= 'none' and found.ok ~= kind then
       return command .. ': the key holds a ' .. found.ok .. ', not a ' .. kind
     end
+  end
+  if command == 'MSET' then
+    for k = first + 1, last, 2 do
+      grows(ARGV[k], k + 1, k + 1)
+    end
+  elseif command == 'APPEND' or string.find(command, 'SET', 1, true) and kind == '' then
+    grows(key, first + 2, last)  -- the options of a SET, too
+  end
+  if command == 'APPEND' and outgrows(key) or command == 'SETBIT' and outgrows(key, tonumber(ARGV[first + 2])) then
+    return command .. ': the string would be longer than the server allows (proto-max-bulk-len)'
+  end
+  if command == 'XADD' and is_exhausted(key) then
+    return command .. ': the stream has had its last id'
   end
   if check ~= '' then
     local value
@@ -190,6 +236,7 @@ for m = 1, messages do
     codes[m] = fence == done and 'AGAIN' or 'STALE'
   else
     local err
+    grown = {}
     if effects == 1 and ARGV[effect + 2] == '' then
       -- One command is checked by the server itself: when it fails, nothing was applied. The checks find better words.
       local reply = redis.pcall(unpack(ARGV, effect + 4, at))

@@ -18,6 +18,7 @@ from bridge.link.connections import client
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing.effects import Effect, Success, apply
 from bridge.routing.errors import PayloadError
+from bridge.routing.ids import LAST_ID
 from bridge.routing.return_codes import ReturnCode
 from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.world import HOSTILE, World, changes, fields_of, snapshot
@@ -281,6 +282,68 @@ def test_an_increment_that_is_no_integer_lets_nothing_be_applied(world: World) -
         assert world.snapshot() == before
 
 
+#: What the server refuses by what is there, and only when it is applied: name -> what adds to it.
+AT_ITS_END: dict[str, Callable[[Effects], object]] = {
+    "a stream without another id": lambda e: e.xadd("user:end", {"a": "1"}),
+    "the same, twice": lambda e: (e.xadd("user:end", {"a": "1"}), e.xadd("user:end", {"a": "1"})),
+    "a string": lambda e: e.append("user:end", "x"),
+    "a string that grows in two steps": lambda e: (e.append("user:short", "x" * 1024), e.append("user:short", "x")),
+    "a string that is made first": lambda e: (e.set("user:new", "x" * MOST_BYTES), e.append("user:new", "x")),
+    "one of several": lambda e: (e.mset({"user:a": "", "user:new": "x" * MOST_BYTES}), e.append("user:new", "x")),
+    "a bit and a string": lambda e: (e.setbit("user:new", MOST_BYTES * 8 - 1, 1), e.append("user:new", "x")),
+    "a bit": lambda e: e.setbit("user:new", MOST_BYTES * 8, 1),
+    "a number of many digits": lambda e: e.hincrbyfloat("user:long", "f", 1.0),
+}
+#: The least that a server can be told to take.
+MOST_BYTES = 1024 * 1024
+
+
+@pytest.mark.parametrize("case", AT_ITS_END)
+def test_what_is_at_its_end_is_seen_before_anything_is_applied(case: str, world: World) -> None:
+    known = world.client.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
+    world.client.config_set("proto-max-bulk-len", MOST_BYTES)
+    try:
+        # Given keys that are as full as they can be, or have room for a little
+        if "stream" in case or "twice" in case:
+            world.client.execute_command("XADD", "user:end", LAST_ID, "a", "1")
+        else:
+            world.client.set("user:end", "x" * MOST_BYTES)
+        world.client.set("user:short", "x" * (MOST_BYTES - 1024))
+        world.client.hset("user:long", "f", "0." + "1" * 5500)
+        effects = Effects()
+        effects.incr("user:first")
+        AT_ITS_END[case](effects)
+        before = world.snapshot()
+        # When the message succeeded, then nothing at all happened
+        [(code, problem)] = run(world, success(world, effects.recorded()))
+        assert code is ReturnCode.ERR
+        assert changes(before, world.snapshot()) == set()
+        assert not problem.startswith("INCR:")
+    finally:
+        world.client.config_set("proto-max-bulk-len", known)
+
+
+def test_strings_and_streams_may_be_filled_to_their_end(world: World) -> None:
+    known = world.client.config_get("proto-max-bulk-len")["proto-max-bulk-len"]
+    world.client.config_set("proto-max-bulk-len", MOST_BYTES)
+    try:
+        world.client.execute_command("XADD", "user:s", f"{2**64 - 2}-{2**64 - 1}", "a", "1")
+        world.client.set("user:a", "x" * (MOST_BYTES - 2))
+
+        def record(effects: Effects) -> None:
+            effects.append("user:a", "x")
+            effects.append("user:a", "y")
+            effects.setbit("user:b", MOST_BYTES * 8 - 1, 1)
+            effects.xadd("user:s", {"a": "1"})
+            effects.xadd("user:s", {"a": "2"})
+
+        assert run(world, success(world, recorded(record))) == [(ReturnCode.OK, "")]
+        assert (world.client.strlen("user:a"), world.client.strlen("user:b")) == (MOST_BYTES, MOST_BYTES)
+        assert world.client.xlen("user:s") == 3
+    finally:
+        world.client.config_set("proto-max-bulk-len", known)
+
+
 # -- fences --------------------------------------------------------------------------------------------------------
 
 
@@ -353,13 +416,14 @@ def test_large_fences_are_compared_exactly(base: int, fresh: World) -> None:
 
 # -- all or nothing, whatever the effects --------------------------------------------------------------------------
 
-KEYS = st.sampled_from([f"user:{name}" for name in "abcd"])
+KEYS = st.sampled_from([f"user:{name}" for name in "abcde"])
 FIELDS = st.sampled_from(["f", "g", "*", "NX", ""])
 VALUES = st.sampled_from(
     ["0", "5", "-3", "1.5", "text", "", "007", "1e300", "9007199254740990", "nan", b"\xff", 2, 0.1]
 )
 NUMBERS = st.one_of(
-    st.integers(-5, 5), st.sampled_from([2**53, -(2**63), 2**70, 0.5, 1e-7, "7", "x", "1.5", "", "inf", b"\xff"])
+    st.integers(-5, 5),
+    st.sampled_from([2**53, -(2**63), 2**70, 0.5, 1e-7, "7", "x", "1.5", "", "inf", b"\xff", "1e-400", "1" * 300]),
 )
 #: None of a few: what expires between two looks at the world differs in them.
 MILLISECONDS = NUMBERS.map(lambda n: n * 10_000 if isinstance(n, int) else n)
@@ -427,6 +491,7 @@ SEED_COMMANDS = [
     ("SET", "user:b", "text"),
     ("HSET", "user:c", "f", "3", "g", "x", "*", "1.5"),
     ("ZADD", "user:d", "inf", "f"),
+    ("XADD", "user:e", LAST_ID, "f", "1"),
 ]
 
 

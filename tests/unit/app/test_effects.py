@@ -63,6 +63,11 @@ REFUSED: dict[str, Callable[[Effects], Any]] = {
     "decr by text": lambda e: e.execute_command("DECRBY", "k", "x"),
     "ltrim by text": lambda e: e.ltrim("k", "a", "b"),  # type: ignore[arg-type]
     "zadd of nan": lambda e: e.zadd("k", {"a": float("nan")}),
+    "zadd of less than a double holds": lambda e: e.zadd("k", {"a": "1e-400"}),
+    "zadd of what a double holds in part": lambda e: e.zadd("k", {"a": "-4e-320"}),
+    "zincrby by less than a double holds": lambda e: e.zincrby("k", "0.001e-399", "a"),  # type: ignore[arg-type]
+    "geoadd of less than a double holds": lambda e: e.geoadd("k", ("1e-400", 0, "x")),
+    "hincrbyfloat by a long text": lambda e: e.hincrbyfloat("k", "f", "0." + "1" * 5500),  # type: ignore[arg-type]
     "zadd of text": lambda e: e.zadd("k", {"a": "x"}),
     "zadd that adds up": lambda e: e.zadd("k", {"a": 1}, incr=True),
     "zadd gt and nx": lambda e: e.execute_command("ZADD", "k", "GT", "NX", "1", "a"),
