@@ -48,10 +48,12 @@ NOTED_AGAIN_S = 86_400
 NOTE_S = 5.0
 #: Longest step of a task's clock, in seconds. While a master was frozen, it did not see which consumers were here.
 CLOCK_STEP_MAX_S = 5.0
-#: Most messages that one step makes dead letters; most such steps in one look; most tasks that are noted.
+#: Most messages that one step makes dead letters; most such steps in one look; most tasks that are noted; most tasks
+#: that one note logs by name: a program may put anything into that field.
 GIVEN_UP_PER_STEP = 200
 STEPS_PER_LOOK = 10
 NOTED = 200
+LOGGED = 20
 
 
 class UnknownTasks:
@@ -129,12 +131,13 @@ class UnknownTasks:
 
     def _note(self, known: dict[str, int], forgotten: list[str]) -> None:
         stranded = self._lane.stranded
-        for task in stranded.waiting.keys() - self._noted:
-            one = self._describe(task, stranded.waiting[task])
-            if one.breaker:
-                # The breaker has logged this.
-                continue
-            logger.warning("messages wait for a consumer that can run %r: %s", task, one.why)
+        # A breaker has logged this itself.
+        fresh = sorted(task for task in stranded.waiting.keys() - self._noted if not self._breakers.why(task))
+        for task in fresh[:LOGGED]:
+            why = self._describe(task, stranded.waiting[task]).why
+            logger.warning("messages wait for a consumer that can run %r: %s", task, why)
+        if len(fresh) > LOGGED:
+            logger.warning("messages wait for consumers that can run %d other tasks", len(fresh) - LOGGED)
         self._noted = set(stranded.waiting)
         notes = {}
         for task in sorted(self._noted)[:NOTED]:
@@ -156,13 +159,18 @@ class UnknownTasks:
     # -- messages that waited too long -------------------------------------------------------------------------------
 
     def _give_up_overdue(self) -> None:
+        whys: dict[str, str] = {}
         for _ in range(STEPS_PER_LOOK):
             overdue = self._overdue()
             if not overdue:
                 return
             batch = Batch()
             for ticket in overdue:
-                self._give_up(ticket, batch)
+                task = ticket.stranded
+                if task not in whys:
+                    # Once for a task: this counts the messages of all its tickets.
+                    whys[task] = self._describe(task, self._lane.stranded.waiting[task]).why
+                self._give_up(ticket, whys[task], batch)
             self._steps.advance(batch)
             self._refill.run()
 
@@ -180,10 +188,9 @@ class UnknownTasks:
                 waiting.drop_longest()
         return found
 
-    def _give_up(self, ticket: Ticket, batch: Batch) -> None:
+    def _give_up(self, ticket: Ticket, why: str, batch: Batch) -> None:
         lane = self._lane
         task, more = ticket.stranded, ticket.waiting_known > 1
-        why = self._describe(task, lane.stranded.waiting[task]).why
         lane.stranded.drop(ticket)
         id_ = ticket.stranded_id
         message = message_of(self._term, ticket.id, id_)

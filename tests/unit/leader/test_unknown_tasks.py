@@ -10,6 +10,8 @@ import pytest
 
 from bridge.leader.duties import unknown_tasks as under_test
 from bridge.leader.duties.unknown_tasks import UnknownTasks
+from bridge.leader.picture.pieces import Ticket
+from bridge.leader.picture.stranded import Waiting
 from bridge.protocol.registration import Registrations
 from bridge.protocol.unserved import read_note
 from tests.unit.leader.lane_world import LaneWorld
@@ -82,3 +84,41 @@ def test_a_new_leader_goes_on_counting_and_says_nothing_before_it_has_read_the_l
     [again_s] = [read_note(*one).waited_s for one in notes.unserved.items()]
     assert again_s == pytest.approx(waited_s + 5, abs=1)
     assert set(notes.messages) == {40}
+
+
+def test_messages_that_are_given_up_together_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given tickets whose tasks no consumer has, and which have waited long enough
+    counted: list[int] = []
+    messages = cast("Any", Waiting.messages)
+    monkeypatch.setattr(Waiting, "messages", property(lambda waiting: counted.append(1) or messages.fget(waiting)))
+    monkeypatch.setattr(under_test, "note_tasks", Notes().note)
+    now = [1000.0]
+    monkeypatch.setattr(under_test, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    world = LaneWorld(page=100, window=1000, unknown_after=0.0)
+    world.join("w1@h", 2, frozenset({"short"}))
+    parts = (cast("Any", world), world.settling, world.breakers, Registrations(), world.refill)
+    tasks = UnknownTasks(replace(world.term, redis=Notes()), world.lane, *parts)
+    for n in range(300):
+        world.push(f"T{n}", ("long", "never")[n % 2])
+    world.read()
+    # When they are given up in one look
+    tasks.look()
+    assert len(world.store.dead) == 300
+    # Then the messages of a task were counted for the reason, and for the note, and not for each message
+    assert len(counted) <= 4
+
+
+def test_a_note_logs_few_of_many_tasks_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(under_test, "note_tasks", Notes().note)
+    world = LaneWorld()
+    parts = (cast("Any", world), world.settling, world.breakers, Registrations(), world.refill)
+    tasks = UnknownTasks(replace(world.term, redis=Notes()), world.lane, *parts)
+    world.lane.stranded.waiting = {f"typo {n}": Waiting(0) for n in range(500)}
+    for waiting in world.lane.stranded.waiting.values():
+        waiting.add(Ticket("T"), 0.0)
+    tasks.look()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == under_test.LOGGED + 1
+    assert lines[-1] == f"messages wait for consumers that can run {500 - under_test.LOGGED} other tasks"
