@@ -116,6 +116,9 @@ class StateDict(dict[str, Any]):
                 continue
             text = _text(name, value)
             size += len(field) + len(text)
+            if b"null" in text:
+                # The encoder makes this of NaN and infinity, too. It must not look like a null that was read.
+                _check(name, value, text)
             known = self._stored.get(field)
             if known is not None and (known == text or _text(name, _value(known)) == text):
                 stored[field] = known

@@ -282,7 +282,7 @@ def test_an_increment_that_is_no_integer_lets_nothing_be_applied(world: World) -
         assert world.snapshot() == before
 
 
-#: What the server refuses by what is there, and only when it is applied: name -> what adds to it.
+#: What the server refuses by the keys, and only when it is applied: name -> what adds to it.
 AT_ITS_END: dict[str, Callable[[Effects], object]] = {
     "a stream without another id": lambda e: e.xadd("user:end", {"a": "1"}),
     "the same, twice": lambda e: (e.xadd("user:end", {"a": "1"}), e.xadd("user:end", {"a": "1"})),

@@ -152,6 +152,17 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("stored", "value"), [(b"null", math.nan), (b"[null,1]", [math.inf, 1]), (b'{"a": null}', {"a": -math.inf})]
+)
+def test_what_json_cannot_say_is_not_the_null_that_was_read(stored: bytes, value: Any) -> None:
+    state = StateDict({b"v": stored})
+    assert effects_of(state) == []
+    state["v"] = value
+    with pytest.raises(PayloadError, match=r"it has -?(nan|inf)"):
+        effects_of(state)
+
+
 @pytest.mark.parametrize("name", [1, b"a", None, "\ud800", ("a",)])
 def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
     state = StateDict()
