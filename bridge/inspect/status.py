@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 #: Unread entries that are counted one by one when the server does not know their number. The bytes are approximate.
 COUNTED = 1000
 COUNTED_BYTES = 4 * 1024 * 1024
+#: How far, in ms, ids must be ahead of the clock before that is said.
+AHEAD_MS = 60_000
 #: Ticket records that are read to count the parked tickets (approximate). A ticket has a record while it is in flight,
 #: awaits a retry, or is parked.
 RECORDS = 10_000
@@ -232,7 +234,8 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         notices=notices_in(notices),
     )
     waits = (_unserved(one, now_ms) for one in status.unserved)
-    problems = (*_problems(status, lane, commands), *waits, *_differing(status, registrations))
+    ahead = _ahead(keys.stream, stream, now_ms)
+    problems = (*_problems(status, lane, commands), *ahead, *waits, *_differing(status, registrations))
     return replace(status, problems=problems)
 
 
@@ -303,6 +306,17 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
             f"{count(status.parked, 'ticket')} parked{held}: {commands.bridge('ticket', 'list', '--parked')} says why"
         )
     return problems
+
+
+def _ahead(name: str, stream: dict[bytes, Any], now_ms: int) -> list[str]:
+    """Says that new entries get ids ahead of the server's clock: of a producer's own, or the clock was set back."""
+    ahead_ms = _ms_of(stream.get(b"last-generated-id", b"0-0")) - now_ms
+    if ahead_ms < AHEAD_MS:
+        return []
+    return [
+        f"the ids of {name} are {duration(ahead_ms)} ahead of the server's clock: until it reaches them, messages that "
+        "are due before that are not delayed, and ages are too small"
+    ]
 
 
 def _unserved(one: UnservedTask, now_ms: int) -> str:

@@ -272,6 +272,18 @@ def test_consumers_that_take_nothing_new_are_a_problem_with_a_remedy(shell: Comm
     assert any("taking nothing from the queue: w2@host" in problem for problem in shell.json("status")["problems"])
 
 
+@pytest.mark.parametrize(("ahead_ms", "said"), [(3_600_000, ["1 h ahead", "59 min"]), (30_000, []), (-30_000, [])])
+def test_ids_ahead_of_the_clock_are_a_problem(shell: CommandLine, lane: Lane, ahead_ms: int, said: list[str]) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("w1@host")
+    seconds, _ = lane.redis.time()  # type: ignore[misc]
+    lane.redis.xadd(lane.keys.stream, {"ticket_id": "A"}, id=f"{seconds * 1000 + ahead_ms}-0")
+    problems = [one for one in shell.json("status")["problems"] if "server's clock" in one]
+    assert len(problems) == bool(said)
+    assert all(any(words in problem for words in said) for problem in problems)
+
+
 def test_a_consumer_without_slots_is_a_problem(shell: CommandLine, lane: Lane) -> None:
     lane.make_group()
     lane.lead()
