@@ -13,6 +13,8 @@ from bridge.routing.messages import LeftOut, Message, Refusal, ticket_of
 from bridge.routing.transitions import READ_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bridge.leader.picture.lane import Lane
     from bridge.leader.repair.manual_changes import ManualChanges
     from bridge.leader.step.steps import Steps
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Most late messages in one page.
 LATE = 500
+#: Most messages that are read by their ids before a page.
+FRONTS = 500
 
 
 class Refill:
@@ -53,23 +57,29 @@ class Refill:
     @property
     def waits(self) -> bool:
         """Whether there is a page to read, and room for it."""
-        return bool(self._need_page())
-
-    def _need_page(self) -> list[Ticket]:
-        """The tickets that still need messages. Empty when few need some yet, or when there is no room."""
         lane = self._lane
         if not lane.spilled or lane.full:
-            return []
+            return False
+        needs = self._needs()
+        # One page serves many tickets. So it is read when many need it, or when one has no message left. If none is
+        # found without one, there are no more tickets than messages in memory.
+        if any(not ticket.waiting and needs(ticket) for ticket in lane.spilled):
+            return True
+        return sum(map(needs, lane.spilled)) > len(lane.spilled) // 4
+
+    def _needs(self) -> Callable[[Ticket], bool]:
+        """Whether a spilled ticket needs messages, and can be given some."""
+        lane = self._lane
         few, little = lane.cap // 4, lane.byte_cap // 4
-        tickets = [
-            t for t in lane.spilled if len(t.waiting) <= few and t.bytes <= little and not (t.front_id and t.run)
-        ]
-        if lane.behind and lane.has_late:
-            tickets = [t for t in tickets if t.front_id or (t.spilled_from and self._is_reached(t.spilled_from))]
-        # One page serves many tickets. So it is read when many need it, or when one has no message left.
-        if len(tickets) > len(lane.spilled) // 4 or any(not t.waiting for t in tickets):
-            return tickets
-        return []
+        is_apart = lane.behind and lane.has_late
+
+        def needs(ticket: Ticket) -> bool:
+            if len(ticket.waiting) > few or ticket.bytes > little or (ticket.front_id and ticket.run):
+                return False
+            place = ticket.spilled_from
+            return not is_apart or bool(ticket.front_id) or (place is not None and self._is_reached(place))
+
+        return needs
 
     def _is_reached(self, place: Place) -> bool:
         """Whether the messages at ``place`` may be read. A new leader must have read those before it, first."""
@@ -81,16 +91,14 @@ class Refill:
         Each ticket notes how far it was read (`Ticket.spilled_from`). So other steps may happen between two pages.
         """
         lane = self._lane
-        tickets = self._need_page()
-        if not tickets:
+        if not self.waits:
             return
         batch = Batch()
-        for ticket in tickets:
-            if ticket.front_id and not ticket.run:
-                # This message comes first, even before replayed ones, and even if it was acknowledged by hand.
-                self._first_messages.find(ticket, ticket.front_id, batch)
-                lane.make_ready(ticket)
-        start = min((t.spilled_from for t in tickets if t.spilled_from is not None and t in lane.spilled), default=None)
+        for ticket in lane.spilled.fronts(FRONTS):
+            # This message comes first, even before replayed ones, and even if it was acknowledged by hand.
+            self._first_messages.find(ticket, ticket.front_id, batch)
+            lane.make_ready(ticket)
+        start = lane.spilled.first(self._needs())
         if start is not None and self._is_reached(start):
             self._read_page(start, batch)
         # Even when the batch is empty: no other event may wake the leader for tickets that are ready now.
@@ -99,8 +107,6 @@ class Refill:
     def _read_page(self, start: Place, batch: Batch) -> None:
         lane = self._lane
         first = first_id_from(start)
-        # Only these tickets are read from their first spilled message on.
-        served = {t for t in lane.spilled if t.spilled_from is not None and t.spilled_from >= start and not t.front_id}
         satisfied: set[Ticket] = set()
         trimmed: list[Refusal | LeftOut] = []
         found = self._reading.read_on(after=id_before(first))
@@ -130,6 +136,8 @@ class Refill:
             mine, after_mine = self._late_entries([one for one in late if next_one is None or one[0] < next_one])
             next_one = after_mine or next_one
             entries = sorted([*entries, *mine], key=lambda pair: pair[0])
+        # Only these tickets are read from their first spilled message on.
+        served = lane.spilled.between(start, next_one)
         for place, entry in entries:
             if (next_one is not None and place >= next_one) or (len(place) == 2 and place > reached):
                 continue
@@ -166,11 +174,10 @@ class Refill:
                 ticket.waiting_known += 1
                 satisfied.add(ticket)
         if next_one is not None:
-            for ticket in served - satisfied:
-                ticket.spilled_from = max(ticket.spilled_from or (0, 0), next_one)
+            lane.spilled.read_to(next_one, served, but=satisfied)
         else:
             # Read to the end: all messages of the tickets that are not satisfied are in memory.
-            for ticket in served - satisfied:
+            for ticket in served.tickets - satisfied:
                 ticket.spilled_from = None
                 lane.spilled.discard(ticket)
                 lane.drop_if_done(ticket)

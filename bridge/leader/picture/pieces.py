@@ -29,10 +29,24 @@ STRETCH_MAX = 8.0
 STRETCH_FIRST = 4.0
 
 
+class Scan:
+    """Tickets whose spilled messages were read to one place, which they share (`bridge.leader.picture.spilled`)."""
+
+    __slots__ = ("changed", "members", "spilled_from")
+
+    def __init__(self, changed: dict[Ticket, None]) -> None:
+        self.members: set[Ticket] = set()
+        #: The place of all its members.
+        self.spilled_from: Place = ()
+        #: Those that have a place of their own again are noted here.
+        self.changed = changed
+
+
 class Ticket:
     """One ticket that has undone messages."""
 
     __slots__ = (
+        "_spilled_from",
         "attempt",
         "bytes",
         "cause",
@@ -57,9 +71,9 @@ class Ticket:
         "record",
         "run",
         "run_fence",
+        "scan",
         "shelved",
         "since",
-        "spilled_from",
         "stranded",
         "stranded_id",
         "tail",
@@ -98,8 +112,9 @@ class Ticket:
         self.queued = False
         #: Growing number that says when the ticket was queued. The smallest one is next, in whichever queue it is.
         self.turn = 0
-        #: Place of the oldest spilled message; None: all messages are in memory.
-        self.spilled_from: Place | None = None
+        self._spilled_from: Place | None = None
+        #: The tickets with which it shares that place; None: it has one of its own.
+        self.scan: Scan | None = None
         self.dispatched_at = 0.0
         #: Unix ms of the last dispatch.
         self.dispatched_ms = 0
@@ -130,6 +145,30 @@ class Ticket:
         self.stranded_id = ""
         #: Known number of waiting messages while the ticket is stranded or spilled. There may be more.
         self.waiting_known = 0
+
+    @property
+    def spilled_from(self) -> Place | None:
+        """Place of the oldest spilled message; None: all messages are in memory."""
+        scan = self.scan
+        return self._spilled_from if scan is None else scan.spilled_from
+
+    @spilled_from.setter
+    def spilled_from(self, place: Place | None) -> None:
+        self.leave_scan()
+        self._spilled_from = place
+
+    def leave_scan(self) -> None:
+        """Has its place for itself from now on."""
+        scan = self.scan
+        if scan is not None:
+            self._spilled_from, self.scan = scan.spilled_from, None
+            scan.members.discard(self)
+            scan.changed[self] = None
+
+    @property
+    def members(self) -> tuple[Ticket]:
+        """As a `Scan` of one."""
+        return (self,)
 
     @property
     def begun(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import Ticket
+from bridge.leader.picture.spilled import Spilled
 
 if TYPE_CHECKING:
     from bridge.routing.ids import Place
@@ -40,7 +41,7 @@ class Window:
         self.bytes = 0
         self.bytes_in_flight = 0
         #: Tickets with spilled messages.
-        self.spilled: set[Ticket] = set()
+        self.spilled = Spilled()
 
     # -- bounds of the memory --------------------------------------------------------------------------------------
 
