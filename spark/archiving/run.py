@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CONF = {
     # Spark's default is an old type that other tools read without its timezone, or not.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Somebody may have written a letter with ``payload`` and ``field:payload``. No entry ends an archive.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.adaptive.enabled": "false",
 }
 #: Seconds between two looks at the queries.

@@ -144,8 +144,11 @@ def _origin(account: list[str]) -> str:
     if caused:
         return str(caused[-1])
     deepest = next((said for said in reversed(account) if said), "")
-    lines = [line.strip().removeprefix(": ") for line in deepest.splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+    # Of a traceback, its end: it may be the message of a Java that called this Python.
+    of_java = list(_RAISED.finditer(deepest))
+    told = deepest[of_java[-1].start(1) :] if of_java else deepest
+    lines = [line.strip().removeprefix(": ") for line in told.splitlines() if line.strip()]
+    if len(lines) > 1 and _CLASS.sub("", lines[0]).startswith("An error occurred while calling"):
         return lines[1]
     return lines[0] if lines else ""
 

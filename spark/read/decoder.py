@@ -4,10 +4,13 @@ r"""Pages of entries as Arrow batches. No Python runs per entry, as long as valu
 twice, the last value counts, as for every client that makes a dictionary of an entry.
 
 **Bytes that are not UTF-8.** A column of type STRING shows each bad byte as ``\xNN``, so one broken message neither
-stops a read nor disappears from it. A column of type BINARY holds the bytes themselves. Names of fields are text.
+stops a read nor disappears from it. A column of type BINARY holds the bytes themselves. Names of fields are text. Names
+of one entry that are shown alike are one field: no function of Spark accepts a map that has a name twice.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,10 +46,8 @@ class Decoder:
         if name == ENQUEUED_AT:
             return times(page.ids)
         if name == REST:
-            offsets, names, values = page.others(self._own)
-            return pa.MapArray.from_arrays(
-                offsets.cast(pa.int32()), as_text(names), values if binary else as_text(values)
-            )
+            offsets, names, values = _with_names_as_text(*page.others(self._own))
+            return pa.MapArray.from_arrays(offsets.cast(pa.int32()), names, values if binary else as_text(values))
         values = page.values_of(name.encode())
         return values if binary else as_text(values)
 
@@ -58,6 +59,20 @@ def as_text(values: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         texts = [None if value is None else value.decode(errors="backslashreplace") for value in values.to_pylist()]
         return pa.array(texts, pa.string())
+
+
+def _with_names_as_text(offsets: pa.Array, names: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The same fields with their names as text, each name of an entry once."""
+    try:
+        return offsets, names.cast(pa.string()), values
+    except pa.ArrowInvalid:
+        texts = as_text(names).to_pylist()
+    ends, kept = [0], list[int]()
+    for start, end in pairwise(offsets.to_pylist()):
+        kept += {text: at for at, text in enumerate(texts[start:end], start)}.values()
+        ends.append(len(kept))
+    chosen = pa.array(kept, pa.int64())
+    return pa.array(ends, pa.int64()), pa.array(texts, pa.string()).take(chosen), values.take(chosen)
 
 
 def times(ids: pa.Array) -> pa.Array:

@@ -141,7 +141,11 @@ REFUSED: dict[Any, Any] = {
     b"field:ticket_id": b"T\xfe",
     b"field:payload": b"{\xff",
     b"field:x:y": b"1",
+    # Shown alike
+    b"field:\xff": b"1",
+    rb"field:\xff": b"2",
 }
+BY_HAND: dict[Any, Any] = {"message_id": "7-0", "at_ms": str(BEGIN_MS), b"payload": b"\xff", "field:payload": "{}"}
 
 
 def of_ms(ms: float) -> datetime:
@@ -185,7 +189,7 @@ def expected_history(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Ro
 def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: EmbeddedServer, tmp_path: Path) -> None:
     out = tmp_path / "archive"
     with valkey.client() as client:
-        # Given a lane with a history, dead letters of both kinds, and messages of all kinds, over midnight
+        # Given a lane with a history, dead letters of all kinds, and messages of all kinds, over midnight
         add_history(client, 10)
         add_messages(client, 1, 3, step_ms=DAY_MS // 2)
         client.xadd(KEYS.stream, {"ticket_id": "ü", "task": "t", "amount": "3", "note": "a\r\nb", "priority": "3"})
@@ -194,22 +198,24 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
         client.xadd(KEYS.stream, {b"ticket_id": b"T", b"payload": b'{"a": "\xff"}', **due, **rules})
         client.xadd(KEYS.dead, GIVEN_UP)
         client.xadd(KEYS.dead, REFUSED)
+        client.xadd(KEYS.dead, BY_HAND)
         history = client.execute_command("XRANGE", KEYS.history, "-", "+")
         letters = client.execute_command("XRANGE", KEYS.dead, "-", "+")
         # When it is archived
-        assert archived(session, valkey, out, only=None) == {"history": 10, "dead": 2, "messages": 5}
+        assert archived(session, valkey, out, only=None) == {"history": 10, "dead": 3, "messages": 5}
     # Then the history is, row by row, what the bridge itself reads
     found = sorted(rows_of(out, "history"), key=lambda row: (row["history_id"], row["row"]))
     assert found == expected_history(history)
     # And so are the dead letters
-    first, second = sorted(rows_of(out, "dead"), key=lambda row: str(row["message_id"]))
+    first, second, third = sorted(rows_of(out, "dead"), key=lambda row: str(row["message_id"]))
     letter_id, letter = letters[0]
     read = read_letter(letter_id, [part for field in letter.items() for part in field])
     assert (first["letter_id"], first["payload"], first["fence"]) == (read.id, "{}", read.fence)
     assert (first["at"], first["attempts"], first["traceback"]) == (of_ms(read.at_ms), 5, "Traceback\n  …")
     assert (first["fields"], second["payload"], second["error"]) == ([], None, "E")
     assert (second["ticket_id"], second["date"]) == (r"\x54fe", day_of(BEGIN_MS + DAY_MS))
-    assert dict(second["fields"]) == {"ticket_id": r"\x54fe", "payload": r"\x7bff", "x:y": "1"}
+    assert dict(second["fields"]) == {"ticket_id": r"\x54fe", "payload": r"\x7bff", "x:y": "1", r"\xff": "2"}
+    assert (third["payload"], dict(third["fields"])) == (None, {"payload": r"\xff"})
     # And the messages, each under its date
     messages = {row["message_id"]: row for row in rows_of(out, "messages")}
     days = [messages[id_]["date"] for id_ in sorted(messages)[:3]]

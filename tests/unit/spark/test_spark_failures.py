@@ -179,6 +179,30 @@ class Caused(Exception):
 
 
 @pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            "pyspark.errors.exceptions.captured.SparkRuntimeException: [DUPLICATED_MAP_KEY] Duplicate map key a was "
+            "found.\nIf you want to remove the duplicated keys, set something. SQLSTATE: 23505",
+            "[DUPLICATED_MAP_KEY] Duplicate map key a was found.",
+        ),
+        (
+            "py4j.protocol.Py4JJavaError: An error occurred while calling o8.parquet.\n"
+            ": java.lang.IllegalStateException: it is closed\n\tat x",
+            "it is closed",
+        ),
+    ],
+    ids=["pyspark", "py4j"],
+)
+def test_an_error_of_java_below_the_python_of_a_query_is_named(raised: str, said: str) -> None:
+    """The innermost cause is the whole traceback of that Python."""
+    query = OF_A_QUERY.format(raised=raised)
+    proxy = query[query.index("An exception was raised") : query.index(" SQLSTATE: 39000")]
+    for failed in (Caused(query, Caused(proxy, None)), RuntimeError(query)):
+        assert str(one_line(failed)) == f"Spark failed: {said}"
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (

@@ -266,6 +266,21 @@ def test_bytes_that_are_no_text_are_shown_in_text_and_kept_in_bytes() -> None:
     assert decode(StructType([StructField("payload", BinaryType())]), entry) == [{"payload": b"a\xffb"}]
 
 
+#: Names that are few, so that some of an entry are shown alike: bytes that are not UTF-8, and texts that imitate them.
+LOOK_ALIKES = st.sampled_from([b"\xff", rb"\xff", b"a\xff", rb"a\xff", b"\xfe", "ÿ".encode(), b"a", b""])
+
+
+@given(st.lists(st.lists(st.tuples(LOOK_ALIKES, VALUES), min_size=1, max_size=5), max_size=4))
+def test_names_that_are_shown_alike_are_one_field_of_an_entry(found: list[list[tuple[bytes, bytes]]]) -> None:
+    rows = decode(
+        StructType([StructField("fields", BYTES_MAP)]), *((b"%d-0" % at, fields) for at, fields in enumerate(found))
+    )
+    assert [row["fields"] for row in rows] == [
+        list({name.decode(errors="backslashreplace"): value for name, value in dict(fields).items()}.items())
+        for fields in found
+    ]
+
+
 def test_an_id_that_is_no_time_has_none_and_any_other_has() -> None:
     ids = [
         b"0-1",
