@@ -84,12 +84,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An entry that becomes a dead letter at once. ``fields``: the whole entry, unchanged."""
+    """An entry that becomes a dead letter at once. ``fields``: the entry, unchanged, but for ``cut`` bytes of it."""
 
     id: str
     reason: Refused
     detail: str
     fields: Sequence[bytes]
+    #: Of an entry that was too large to be read: how much of it ``fields`` lacks.
+    cut: int = 0
 
 
 class LeftOut(NamedTuple):
@@ -146,7 +148,7 @@ class EntryParser:
             return self.parse(id_, entry[1] or ())
         size, count = entry[2:]
         detail = f"{size} bytes in {count} fields; the whole entry stays in the stream as long as this letter is there"
-        return Refusal(id_, Refused.TOO_LARGE, detail, entry[1])
+        return Refusal(id_, Refused.TOO_LARGE, detail, entry[1], _cut(entry))
 
     def parse_begun(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:
         """Parses the entry of a message that was dispatched before. The lane wants it, whatever its filter is now."""
@@ -278,7 +280,12 @@ class EntryParser:
 
 def unreadable(entry: Sequence[Any], why: str) -> Refusal:
     """The refusal of an entry that made a leader raise. ``entry``: in the form of a read; ``why``: the error."""
-    return Refusal(entry[0].decode(), Refused.FAULT, why, entry[1] or ())
+    return Refusal(entry[0].decode(), Refused.FAULT, why, entry[1] or (), _cut(entry))
+
+
+def _cut(entry: Sequence[Any]) -> int:
+    """How many bytes of an entry a read did not return."""
+    return entry[2] - sum(map(len, entry[1])) if len(entry) > 2 else 0
 
 
 def ticket_of(fields: Sequence[bytes] | None) -> str | None:

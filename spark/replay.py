@@ -5,14 +5,15 @@
     spark-submit spark/replay.py archive --stream ticket_stream … --master yarn
 
 The messages get new ids. Their tasks see the same ticket, task and payload as before, and they have the same options
-(``due``, ``max_attempts`` …). Those that have expired are left out, unless ``--without-expires`` is given. A replay has
-a name, made from the archive, the selection and the stream. When it is started again, after a crash or by mistake, it
-goes on where it was and adds nothing twice. ``--again`` is for a deliberate second time.
+(``due``, ``max_attempts`` …), unless the archive has only their dead letters. Those that have expired are left out,
+unless ``--without-expires`` is given. A replay has a name, made from the archive, the selection and the stream. When it
+is started again, after a crash or by mistake, it goes on where it was and adds nothing twice. ``--again`` is for a
+deliberate second time.
 
 With ``--progress json`` standard output is JSON lines, for a supervisor:
 
-    {"event": "selected", "selected": 100, "missing": 0, "unusable": 2, "expired": 0, "replayable": 98, "tickets": 7,
-     "first_id": …}
+    {"event": "selected", "selected": 100, "missing": 0, "cut": 0, "unusable": 2, "expired": 0, "replayable": 98,
+     "tickets": 7, "first_id": …}
     {"event": "started", "stream": …, "partitions": 2, "run": "replay-…"}
     {"event": "pushed", "rows": 50, "rows_per_s": 41200.0}                every half second while it writes
     {"event": "done", "rows": 98, "already": 0, "seconds": 3.2, "run": "replay-…"}
@@ -200,8 +201,8 @@ def replay(session: SparkSession, asked: Replay, progress: Progress = "none") ->
             raise InputError(f"nothing in {asked.archive} is selected; are the times UTC, and the names right?")
         if counts.missing and not asked.allow_missing:
             raise InputError(
-                f"{counts.missing:,} of {counts.selected:,} messages left their stream before they were archived and "
-                "cannot be replayed; nothing was written: --allow-missing replays the others"
+                f"{_what_is_missing(counts)}, and cannot be replayed; nothing was written: --allow-missing replays the "
+                "others"
             )
         if not asked.dry_run:
             if EXPIRES in counts.options or counts.expired:
@@ -248,6 +249,15 @@ def _write(session: SparkSession, rows: DataFrame, asked: Replay, counts: Counts
             print(f"{already:,} were there already, from an earlier run of the same replay; --again replays them again")
 
 
+def _what_is_missing(counts: Counts) -> str:
+    """Which bodies the archive lacks."""
+    gone, of = counts.missing - counts.cut, f"of {counts.selected:,} messages"
+    parts = [f"{gone:,} {of} left their stream before they were archived"] if gone else []
+    if counts.cut:
+        parts.append(f"{counts.cut:,} {of} are there only as dead letters, with the beginnings of their bodies")
+    return " and ".join(parts)
+
+
 def _advised(error: Exception, run: str) -> Exception:
     """The error with advice for a replay, if its guard knows other rows."""
     if not isinstance(one_line(error), RunChanged):
@@ -268,11 +278,11 @@ def _tell_counts(counts: Counts, progress: Progress) -> None:
         span = f", ids {counts.first_id} to {counts.last_id}" if counts.first_id else ""
         print(f"selected {counts.selected:,} messages of {counts.tickets:,} tickets{span}", flush=True)
         if counts.missing:
-            print(f"{counts.missing:,} left their stream before they were archived: the archive lacks their bodies")
+            print(f"{_what_is_missing(counts)}: the archive lacks their bodies")
         if counts.expired:
             print(f"{counts.expired:,} have expired and are left out: --without-expires replays them, too")
         if counts.unusable:
-            why = "no ticket, not text, too large, or an option that cannot be"
+            why = "no ticket, not text, a field twice, too large, or an option that cannot be"
             print(f"{counts.unusable:,} are left out: no lane could process them ({why})")
 
 

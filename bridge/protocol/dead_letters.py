@@ -62,13 +62,12 @@ def refused(refusal: Refusal, *, at_ms: int) -> DeadLetter:
     """The letter of an entry that could never be processed."""
     fields: list[Argument] = ["reason", refusal.reason.value, "error", refusal.detail, "traceback", ""]
     fields += ("attempts", 0, "at_ms", at_ms)
-    return DeadLetter(refusal.id, fields + _as_it_came(refusal.fields))
+    return DeadLetter(refusal.id, fields + _as_it_came(refusal.fields, refusal.cut))
 
 
-def _as_it_came(fields: Sequence[bytes]) -> list[Argument]:
+def _as_it_came(fields: Sequence[bytes], cut: int) -> list[Argument]:
     arguments: list[Argument] = []
     left = LETTER_BYTES
-    cut = 0
     for i in range(0, len(fields), 2):
         name, value = fields[i], fields[i + 1]
         if left <= 0 or len(arguments) >= LETTER_ARGUMENTS:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.routing.partitions import AT
-from bridge.spark.archiving.tables import AGAIN, COLUMNS
+from bridge.spark.archiving.tables import AGAIN, COLUMNS, LATER
 from bridge.spark.job.paths import to_read
 
 if TYPE_CHECKING:
@@ -124,13 +124,20 @@ def read_table(session: SparkSession, archive: str, name: str) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as fn
 
-    columns = COLUMNS[name]
+    columns, place = COLUMNS[name], f"{to_read(archive)}/{name}"
     try:
-        found = session.read.parquet(f"{to_read(archive)}/{name}")
+        found = session.read.parquet(place)
     except AnalysisException as error:
         if error.getCondition() not in _MISSING:
             raise
         return session.createDataFrame([], ", ".join(f"{column} {kind}" for column, kind in columns.items()))
+    # The columns that were found are those of one file.
+    later = [column for column in LATER[name] if column not in found.columns]
+    if later:
+        schema = found.schema
+        for column in later:
+            schema = schema.add(column, columns[column])
+        found = session.read.schema(schema).parquet(place)
     again = AGAIN[name]()
     lacking = [column for column in columns if column not in found.columns and column not in again]
     if lacking:

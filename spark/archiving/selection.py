@@ -2,13 +2,13 @@
 
 A message is known from its entry (``messages``), from a row of its history, or from its dead letter. Any of the three
 may be missing: a stream drops acknowledged entries, and a history is capped. The body of a message is that of its
-entry. If the entry left the stream before it was archived, the body is that of its dead letter. A message with neither
-is **missing**.
+entry. If the archive has no entry, the body is that of its dead letter. A message with neither is **missing**, and so
+is one whose letter is **cut**: it holds the beginning of the message.
 
 A replay sends what the tasks got: ticket, task and payload, and the options of the message (when it was to be due,
 attempts, time limit, expiry, priority). If the entry named no task, none is sent, and the lane's default decides again.
 The payload of an entry without ``payload`` is its other fields, as an object of strings, as the bridge reads it. It has
-no options but ``due`` and ``hold``.
+no options but ``due`` and ``hold``. The letter of a message that was given up has no options.
 
 A message that has expired is left out: it would be dead again at once.
 """
@@ -40,8 +40,11 @@ PLACE = "place"
 _TIME = "__time"
 _STALE = What.STALE.value
 _GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
-#: Reasons for which a refused entry is not a message of a ticket, or has a part that is not text, as an archive holds.
-_NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8))
+#: Reasons for which a refused entry is not a message of a ticket, or is not in the archive as it came: a part is not
+#: text, or a field was there twice.
+_NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8, Refused.TWICE))
+#: Bytes of a message that a letter holds at most.
+LETTER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class Counts:
 
     #: Messages that were selected …
     selected: int
-    #: … and of those: without a body in the archive,
+    #: … and of those: without a body in the archive, or without all of it,
     missing: int
-    #: with a body that no lane can process (no ticket, not text, too large),
+    #: with a body that no lane can process (no ticket, not text, a field twice, too large),
     unusable: int
     #: and how many tickets the others have.
     tickets: int
@@ -73,6 +76,8 @@ class Counts:
     last_id: str | None
     #: Those that have expired.
     expired: int = 0
+    #: Those of the missing ones that have a letter which is cut.
+    cut: int = 0
     #: Option -> how many of the messages that are written have it.
     with_option: dict[str, int] = field(default_factory=dict)
 
@@ -91,8 +96,8 @@ def selected(
     session: SparkSession, archive: str, selection: Selection, *, max_payload: int, now_ms: int = 0
 ) -> DataFrame:
     """The selected messages. Columns: ``message_id``, ``ticket_id``, ``task``, ``payload``, the options, ``missing``,
-    ``unusable`` and ``expired`` (truth values, at most one of them true). ``max_payload``: in bytes; what is larger is
-    unusable. ``now_ms``: what has expired by then is expired.
+    ``unusable`` and ``expired`` (truth values, at most one of them true), ``cut`` (true of some that are missing).
+    ``max_payload``: in bytes; what is larger is unusable. ``now_ms``: what has expired by then is expired.
     """
     within = selection.within.holds(fn.col("message_id")) & fn.col("message_id").isNotNull()
     entries = read_table(session, archive, MESSAGES).filter(within).alias("m")
@@ -110,7 +115,8 @@ def selected(
         *(fn.when(of_entry, _field("m", name)).otherwise(_field("d", name)).alias(name) for name in OPTIONS),
         fn.coalesce("m.task", "d.task", "h.task").alias("known_task"),
         fn.coalesce(fn.col("h.what").isin(*_GIVEN_UP), fn.col("d.reason").isNotNull()).alias("given_up"),
-        (~of_entry & fn.coalesce(fn.col("d.reason") == Refused.TRIMMED.value, fn.lit(True))).alias("missing"),
+        (~of_entry & fn.coalesce(fn.col("d.reason") == Refused.TRIMMED.value, fn.lit(True))).alias("gone"),
+        (~of_entry & fn.coalesce(_is_cut("d"), fn.lit(False))).alias("cut"),
         fn.coalesce(fn.col("d.reason").isin(*_NO_MESSAGE), fn.lit(False)).alias("no_message"),
     )
     if selection.tickets:
@@ -121,9 +127,10 @@ def selected(
         rows = rows.filter("given_up")
     if selection.without_expires:
         rows = rows.withColumn(EXPIRES, fn.lit(None).cast("string"))
+    rows = rows.withColumn("missing", fn.col("gone") | fn.col("cut"))
     why = refusal(rows, key=KEY_FIELD, checks=Checks([TASK, *OPTIONS, PAYLOAD], max_payload))
     unusable = ~fn.col("missing") & (fn.col("no_message") | why.isNotNull() | fn.col(PAYLOAD).isNull())
-    rows = rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message")
+    rows = rows.withColumn("unusable", unusable).drop("known_task", "given_up", "no_message", "gone")
     over = fn.coalesce(fn.col(EXPIRES).try_cast("long") <= now_ms, fn.lit(False))
     return rows.withColumn("expired", over & ~fn.col("missing") & ~fn.col("unusable"))
 
@@ -140,6 +147,7 @@ def count(rows: DataFrame) -> Counts:
         fn.min_by("message_id", place).alias("first_id"),
         fn.max_by("message_id", place).alias("last_id"),
         fn.count(fn.when(fn.col("expired"), 1)).alias("expired"),
+        fn.count(fn.when(fn.col("cut"), 1)).alias("cut"),
         *(fn.count(fn.when(usable, fn.col(name))).alias(name) for name in OPTIONS),
     ).first()
     assert counts is not None
@@ -192,9 +200,17 @@ def _last_states(history: DataFrame) -> DataFrame:
 def _letters(dead: DataFrame) -> DataFrame:
     """The newest letter of each message. A message that was replayed and died again has several."""
     place = fn.struct(*id_numbers(fn.col("letter_id")))
-    kept = ("ticket_id", "task", PAYLOAD, "fields", "reason")
+    kept = ("ticket_id", "task", PAYLOAD, "fields", "reason", "cut_bytes")
     newest = dead.groupBy("message_id").agg(fn.max_by(fn.struct(*kept), place).alias("letter"))
     return newest.select("message_id", *(fn.col(f"letter.{name}").alias(name) for name in kept))
+
+
+def _is_cut(table: str) -> Column:
+    """Whether a letter lacks a part of its message. One of an older archive, which does not say it, if it may be so."""
+    fields = fn.col(f"{table}.fields")
+    came = fn.when(fn.cardinality(fields) > 0, fn.concat_ws("", fn.map_keys(fields), fn.map_values(fields)))
+    held = fn.octet_length(fn.coalesce(came, fn.col(f"{table}.{PAYLOAD}")))
+    return fn.coalesce(fn.col(f"{table}.cut_bytes") > 0, held >= LETTER_BYTES)
 
 
 def _field(table: str, name: str) -> Column:

@@ -42,6 +42,8 @@ class Kept:
     make: Callable[[], Column]
     #: Whether it is made again from the other columns when the table is read: older files have no such column.
     again: bool = False
+    #: Whether it is null where older files have no such column.
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,12 @@ def _fields_that_came() -> Column:
     return _with_payload(fn.transform_values(fields, lambda _, value: _shown(value)))
 
 
+def _cut_bytes() -> Column:
+    """How much of its message a letter lacks. 0: nothing."""
+    of_payload = fn.col("payload_bytes").try_cast("long") - fn.octet_length(_PAYLOAD)
+    return fn.coalesce(fn.col("cut_bytes").try_cast("long"), of_payload, fn.lit(0))
+
+
 def _option(name: str) -> Callable[[], Column]:
     """An option of a message (``bridge.routing.message_options``) as a number; null for none and for no number."""
 
@@ -200,7 +208,8 @@ TABLES = (
     Table(
         DEAD,
         "id STRING, message_id STRING, reason STRING, error STRING, traceback STRING, attempts STRING, at_ms STRING, "
-        "ticket_id BINARY, task BINARY, payload BINARY, consumer STRING, fence STRING, fields MAP<STRING, BINARY>",
+        "ticket_id BINARY, task BINARY, payload BINARY, payload_bytes STRING, cut_bytes STRING, consumer STRING, "
+        "fence STRING, fields MAP<STRING, BINARY>",
         (
             Kept("letter_id", "string", _col("id")),
             Kept("message_id", "string", lambda: _with_partition(fn.col("message_id"))),
@@ -215,6 +224,7 @@ TABLES = (
             Kept("fence", "long", lambda: fn.col("fence").try_cast("long")),
             Kept("at", "timestamp", lambda: _time(fn.col("at_ms").try_cast("long"))),
             Kept("fields", "map<string,string>", _fields_that_came),
+            Kept("cut_bytes", "long", _cut_bytes, later=True),
         ),
         time="at",
         leaves=True,
@@ -246,3 +256,5 @@ TABLES = (
 COLUMNS = {table.name: table.types for table in TABLES}
 #: Table -> its columns that are made from the others when it is read.
 AGAIN = {table.name: table.made_again for table in TABLES}
+#: Table -> its columns that are null in older files.
+LATER = {table.name: tuple(column.name for column in table.columns if column.later) for table in TABLES}

@@ -9,13 +9,20 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 
+from bridge.protocol import dead_letters
+from bridge.protocol.dead_letters import LETTER_ARGUMENTS, LETTER_BYTES
+from bridge.routing.batch import DeadLetter
 from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
-from bridge.routing.messages import payload_of_fields
+from bridge.routing.keys import LaneKeys
+from bridge.routing.messages import EntryParser, Message, Refusal, payload_of_fields
 from bridge.spark.archiving.reading import Range
+from bridge.spark.archiving.selection import LETTER_BYTES as BYTES_OF_A_LETTER
 from bridge.spark.archiving.selection import Counts, Selection
+from bridge.spark.archiving.tables import TABLES
 from bridge.spark.job.failures import one_line
 from bridge.spark.replay import Replay, main, name_of, replay
 from bridge.stack.embedded import EmbeddedServer
@@ -301,6 +308,87 @@ def test_a_replayed_message_is_due_when_it_was_to_be(
         {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},
         {"ticket_id": "A", "payload": "3"},
     ]
+
+
+#: Sizes of parts of a message, of which a letter holds all, or not quite.
+SIZES = (1, 200, 30_000, 40_000, LETTER_BYTES - 30, *(LETTER_BYTES + by for by in (-3, -2, -1, 0)), 3 * LETTER_BYTES)
+
+
+def dead_message(draw: random.Random, number: int) -> tuple[DeadLetter, bytes | None, bool]:
+    """A letter as a leader writes it, its message's payload (None: no lane could process it), whether it holds all."""
+    id_, ticket = f"{START_MS + number}-0", b"T-%d" % number
+    text = draw.choice("xä€") * (draw.choice(SIZES) // draw.choice((1, 1, 2, 3)))
+    if draw.random() < 0.5:
+        payload = orjson.dumps(text)
+        about: dict[str, Any] = {"reason": "gave up", "error": "", "traceback": "", "attempts": 1, "at_ms": START_MS}
+        message_ = Message(id_, ticket.decode(), "t", payload)
+        return dead_letters.given_up(message_, consumer="w", fence=7, **about), payload, len(payload) <= LETTER_BYTES
+    rest = [b"a", text.encode()]
+    if draw.random() < 0.7:
+        rest += [b"b", b"y" * draw.choice(SIZES)]
+    if draw.random() < 0.2:
+        rest = [part for at in range(LETTER_ARGUMENTS // 2 - 2 + draw.choice((0, 1))) for part in (b"f%d" % at, b"1")]
+    is_twice = draw.random() < 0.1
+    fields = [b"ticket_id", ticket, b"task", b"?", *rest, *([b"task", b"!"] if is_twice else [])]
+    entry: Any = (id_.encode(), fields)
+    if draw.random() < 0.1:
+        # As a leader reads an entry that is far too large
+        entry = (entry[0], [part[:1024] for part in fields[:32]], sum(map(len, fields)), len(fields) // 2)
+    refusal = EntryParser(default_task=None, max_payload=10**6, known_tasks=()).parse_entry(entry)
+    assert isinstance(refusal, Refusal)
+    letter_ = dead_letters.refused(refusal, at_ms=START_MS)
+    arguments = letter_.arguments()
+    held = [arguments[at] for at in range(0, len(arguments), 2) if isinstance(arguments[at], bytes)]
+    values = [arguments[at + 1] for at in range(0, len(arguments), 2) if isinstance(arguments[at], bytes)]
+    holds_all = held == [b"field:" + name for name in fields[::2]] and values == fields[1::2]
+    return letter_, None if is_twice else payload_of_fields(rest), holds_all
+
+
+def test_a_letter_that_holds_a_part_of_a_message_is_not_sent_for_the_message(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BYTES_OF_A_LETTER == LETTER_BYTES
+    print(f"REPLAY_SEED={SEED}")
+    draw = random.Random(SEED)
+    made = [dead_message(draw, number) for number in range(200)]
+    keys = LaneKeys("ticket_stream", "group")
+    with valkey.client() as client:
+        for letter_, *_ in made:
+            client.execute_command("XADD", keys.dead, "*", *letter_.arguments())
+    # Given an archive of these letters only, of which an older version wrote some
+    [table] = [table for table in TABLES if table.name == "dead"]
+    where = {"url": valkey.url, "stream": keys.stream, "group": keys.group, "table": table.name}
+    rows = table.rows(session.read.format("redisstream").schema(table.schema).options(**where).load()).persist()
+    is_old = (rows.attempts == 1) & rows.ticket_id.rlike("[02468]$")
+    rows.filter(~is_old).write.parquet(f"{tmp_path}/dead/date=2026-03-14/batch=0")
+    rows.filter(is_old).drop("cut_bytes").write.parquet(f"{tmp_path}/dead/date=2026-03-14/batch=1")
+    rows.unpersist()
+    # When it is replayed
+    counts = replay(session, ask(tmp_path, valkey, allow_missing=True), "text")
+    # Then the whole ones come as they were
+    sent = {int(fields["ticket_id"].partition("-")[2]): orjson.loads(fields["payload"]) for fields in entries(valkey)}
+    cut, unusable = set(), set()
+    for number, (_, payload, holds_all) in enumerate(made):
+        # An older version did not say of a payload of this size whether that was all.
+        is_unknown = number % 2 == 0 and payload is not None and len(payload) == LETTER_BYTES and payload[:1] == b'"'
+        if not holds_all or is_unknown:
+            cut.add(number)
+        elif payload is None:
+            unusable.add(number)
+    assert sent == {
+        number: orjson.loads(payload or b"")
+        for number, (_, payload, _) in enumerate(made)
+        if number not in cut | unusable
+    }
+    # And the reason is told for the others
+    assert (counts.missing, counts.cut, counts.unusable) == (len(cut), len(cut), len(unusable))
+    assert len(cut) > 20
+    assert len(sent) > 50
+    assert unusable
+    said_so = f"{len(cut)} of 200 messages are there only as dead letters, with the beginnings of their bodies"
+    assert f"\n{said_so}: " in capsys.readouterr().out
+    with pytest.raises(InputError, match=f"^{said_so}, and cannot be replayed"):
+        replay(session, ask(tmp_path, valkey, run="another"))
 
 
 def test_a_replayed_message_keeps_its_options_and_an_expired_one_is_left_out(

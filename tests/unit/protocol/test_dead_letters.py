@@ -9,7 +9,7 @@ import pytest
 from bridge.protocol.dead_letters import LETTER_BYTES, Letter, given_up, read_letter, refused
 from bridge.routing.batch import DeadLetter
 from bridge.routing.message_options import MessageOptions
-from bridge.routing.messages import Message, Refusal, Refused
+from bridge.routing.messages import EntryParser, Message, Refusal, Refused, unreadable
 
 
 def read(letter: DeadLetter) -> Letter:
@@ -73,3 +73,14 @@ def test_the_letter_of_a_refused_entry_has_its_fields_as_they_came() -> None:
     found = read(letter)
     assert (found.message_id, found.reason, found.attempts) == ("5-1", Refused.BAD_TICKET.value, 0)
     assert found.fields == ((b"ticket_id", b"\xff"), (b"n", b"1"))
+
+
+def test_the_letter_of_an_entry_that_was_not_read_whole_says_how_much_it_lacks() -> None:
+    parser = EntryParser(default_task=None, max_payload=1000, known_tasks=())
+    beginnings = [b"ticket_id", b"T", b"a", b"x" * 1024]
+    entry = (b"5-1", beginnings, 100_000, 3)
+    for refusal in (parser.parse_entry(entry), unreadable(entry, "ValueError()")):
+        assert isinstance(refusal, Refusal)
+        arguments = refused(refusal, at_ms=1700).arguments()
+        assert arguments[-2:] == ["cut_bytes", 100_000 - sum(map(len, beginnings))]
+        assert read(refused(refusal, at_ms=1700)).fields == ((b"ticket_id", b"T"), (b"a", b"x" * 1024))
