@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     ByteType,
     DataType,
     DateType,
@@ -46,6 +47,8 @@ _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _FRACTIONAL = (FloatType, DoubleType, DecimalType)
 _OBJECTS = (StructType, ArrayType, MapType, VariantType)
 _INSTANTS = (TimestampType, TimestampNTZType, DateType)
+#: Keys of a map that Spark writes as their text. Of others it writes what Java has: an address, a number of days.
+_KEYS = (StringType, BooleanType, *_WHOLE, *_BROKEN)
 #: Formats of times in a payload, with microseconds: Spark has them, and would write milliseconds.
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -141,6 +144,13 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         ):
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
     members = [] if mapping.payload_column else _members(events, mapping)
+    for name in [mapping.payload_column] if mapping.payload_column else [source for _, source in members]:
+        odd = _odd_key(events.schema[name].dataType)
+        if odd is not None:
+            raise InputError(
+                f"the column {name!r} has a map whose keys are {odd.simpleString()}, and members of a JSON object have "
+                "texts for names: make the keys text (with transform_keys), or leave the column out"
+            )
     placed = _placed(events, mapping)
     # Under its own name if that is free, since refusals name the column.
     free = placed.name.lower() not in _RESERVED and not placed.name.startswith("__")
@@ -215,6 +225,19 @@ def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
     if doubled:
         raise InputError(f"--map: the payload would have {doubled[0]!r} twice; leave the column out with --exclude")
     return members
+
+
+def _odd_key(kind: DataType) -> DataType | None:
+    """The type of the keys of a map within a type, if they cannot be names of members."""
+    match kind:
+        case MapType():
+            return _odd_key(kind.valueType) if isinstance(kind.keyType, _KEYS) else kind.keyType
+        case ArrayType():
+            return _odd_key(kind.elementType)
+        case StructType():
+            odd = (_odd_key(field.dataType) for field in kind.fields)
+            return next((key for key in odd if key is not None), None)
+    return None
 
 
 def _due(events: DataFrame, name: str) -> Column:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -211,6 +212,42 @@ def test_times_in_a_payload_have_their_microseconds(session: SparkSession) -> No
     found = payloads(events, Mapping())
     assert found == [("A", 1, {"seq": 1, "day": "2024-01-01", **expected, "within": expected})]
     assert payloads(events, Mapping(payload_column="within")) == [("A", 1, expected)]
+
+
+#: Where a map may be.
+PLACES = ("{}", "array({})", "struct(1 x, {} y)", "map('a', {})", "array(struct(map('a', array({})) m))")
+#: Keys of a map, and the member that each becomes.
+GOOD_KEYS = {"'a'": "a", "7": "7", "7L": "7", "true": "true", "1.50BD": "1.50", "1.5D": "1.5", "1.5F": "1.5"}
+ODD_KEYS = {
+    "cast('ab' as binary)": "binary",
+    "date'2026-01-02'": "date",
+    "timestamp'2026-01-02 03:04:05'": "timestamp",
+    "timestamp_ntz'2026-01-02 03:04:05'": "timestamp_ntz",
+    "interval '1' day": "interval day",
+    "interval '1-2' year to month": "interval year to month",
+    "struct(1, 2)": "struct<col1:int,col2:int>",
+    "array(1)": "array<int>",
+}
+
+
+def test_keys_of_a_map_that_are_no_text_are_refused_wherever_the_map_is(session: SparkSession) -> None:
+    for place, key in product(PLACES, ODD_KEYS):
+        events = session.sql(f"select 'A' ticket_id, 1 seq, 2 n, {place.format(f'map({key}, 1)')} odd")
+        said = re.escape(f"the column 'odd' has a map whose keys are {ODD_KEYS[key]}")
+        for mapping in (Mapping(), Mapping(renamed=(("m", "odd"),)), Mapping(payload_column="odd")):
+            with pytest.raises(InputError, match=said):
+                to_messages(events, mapping)
+        assert payloads(events, Mapping(excluded=("odd", "seq"))) == [("A", 1, {"n": 2})]
+        # As the line advises
+        if place == "{}":
+            texts = events.withColumn("odd", fn.expr("transform_keys(odd, (k, v) -> string(k))"))
+            assert len(payloads(texts, Mapping(payload_column="odd"))) == 1
+
+
+def test_keys_of_a_map_that_have_one_text_are_members(session: SparkSession) -> None:
+    columns = ", ".join(f"map({key}, 1) m{at}" for at, key in enumerate(GOOD_KEYS))
+    [(_, _, found)] = payloads(session.sql(f"select 'A' ticket_id, 1 seq, {columns}"), Mapping(excluded=("seq",)))
+    assert found == {f"m{at}": {text: 1} for at, text in enumerate(GOOD_KEYS.values())}
 
 
 def test_a_table_is_pushed_by_its_name_and_needs_something_that_orders_it(session: SparkSession) -> None:
