@@ -92,8 +92,8 @@ def _each_row(entries: DataFrame) -> DataFrame:
 
 
 def _of(place: int) -> Callable[[], Column]:
-    """A member of a row of the history, as text."""
-    return lambda: fn.col("of")[place]
+    """A member of a row of the history, as text; null in a row that lacks it."""
+    return lambda: fn.get("of", place)
 
 
 def _with_partition(message_id: Column) -> Column:
@@ -102,11 +102,18 @@ def _with_partition(message_id: Column) -> Column:
 
 
 def _number(place: int, kind: str) -> Column:
-    return fn.col("of")[place].try_cast(kind)
+    return _of(place)().try_cast(kind)
 
 
-def _if_started(value: Column) -> Column:
-    return fn.when(_number(_STARTED_US, "long") > 0, value)
+def _started_at() -> Column:
+    started = _number(_STARTED_US, "long")
+    return fn.when(started.between(1, 1000 * LAST_TIME_MS), fn.timestamp_micros(started))
+
+
+def _service_ms() -> Column:
+    """Null if it never ran, and for what is no time (NaN, 1e308): a report counts with it."""
+    took = _number(_SERVICE_MS, "double")
+    return fn.when((_number(_STARTED_US, "long") > 0) & took.between(0, LAST_TIME_MS), took)
 
 
 def _col(name: str) -> Callable[[], Column]:
@@ -189,16 +196,16 @@ TABLES = (
         (
             Kept("history_id", "string", _col("id")),
             Kept("row", "int", _col("row")),
-            Kept("message_id", "string", lambda: _with_partition(fn.col("of")[_MESSAGE])),
+            Kept("message_id", "string", lambda: _with_partition(_of(_MESSAGE)())),
             Kept("ticket_id", "string", _of(_TICKET)),
             Kept("task", "string", _of(_TASK)),
             Kept("consumer", "string", _of(_CONSUMER)),
             Kept("attempt", "int", lambda: _number(_ATTEMPT, "int")),
             Kept("fence", "long", lambda: _number(_FENCE, "long")),
-            Kept("enqueued_at", "timestamp", lambda: _time_of_id(fn.col("of")[_MESSAGE])),
+            Kept("enqueued_at", "timestamp", lambda: _time_of_id(_of(_MESSAGE)())),
             Kept("dispatched_at", "timestamp", lambda: _time_after_0(_number(_DISPATCHED_MS, "long"))),
-            Kept("started_at", "timestamp", lambda: _if_started(fn.timestamp_micros(_number(_STARTED_US, "long")))),
-            Kept("service_ms", "double", lambda: _if_started(_number(_SERVICE_MS, "double"))),
+            Kept("started_at", "timestamp", _started_at),
+            Kept("service_ms", "double", _service_ms),
             Kept("what", "string", _of(_WHAT)),
             Kept("written_at", "timestamp", _col("enqueued_at")),
         ),

@@ -237,6 +237,34 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
     assert types["started_at"] == "timestamp[us, tz=UTC]"
 
 
+def test_a_history_that_somebody_wrote_by_hand_ends_no_archive(session: SparkSession, valkey: EmbeddedServer) -> None:
+    from bridge.spark.archiving.tables import TABLES
+
+    # Given rows that lack members, that are no rows, and times that are none
+    good = history_row(random.Random(1), 1, BEGIN_MS)
+    spoiled = [b"", b"x", b"\xff", b"{}", b"[]", b"[[]]", b"[1]", b"[null]", b"[[null]]", b"[" * 2000]
+    spoiled += [orjson.dumps([good, good[:length], good]) for length in range(len(good))]
+    for place, odd in (("7", "2000000000000000000"), ("8", "1e400"), ("8", "1e308"), ("8", '"NaN"'), ("8", "-1")):
+        parts = [orjson.dumps(part) for part in good]
+        parts[int(place)] = odd.encode()
+        spoiled.append(b"[[" + b",".join(parts) + b"]]")
+    with valkey.client() as client:
+        ids = [client.xadd(KEYS.history, {"d": entry}, id=f"{BEGIN_MS}-{at}") for at, entry in enumerate(spoiled)]
+        ids.append(client.xadd(KEYS.history, {"e": "1"}))
+    # When they are archived
+    [table] = [table for table in TABLES if table.name == "history"]
+    where = {"url": valkey.url, "stream": KEYS.stream, "group": KEYS.group, "table": table.name}
+    entries = session.read.format("redisstream").schema(table.schema).options(**where).load()
+    rows = [row.asDict() for row in table.rows(entries).collect()]
+    # Then each entry is there, with what can be read of it
+    assert {row["history_id"] for row in rows} == {id_.decode() for id_ in ids}
+    three = [row for row in rows if row["history_id"] == f"{BEGIN_MS}-14"]
+    assert [row["what"] for row in three] == [good[9], None, good[9]]
+    assert [row["task"] for row in three] == [good[2]] * 3
+    started, *took = [row for row in rows if int(row["history_id"].partition("-")[2]) >= len(spoiled) - 5][:5]
+    assert (started["started_at"], [row["service_ms"] for row in took]) == (None, [None] * 4)
+
+
 def test_a_second_run_goes_on_and_a_third_finds_nothing(
     session: SparkSession, redis6: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
