@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructType,
@@ -47,8 +48,9 @@ _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _FRACTIONAL = (FloatType, DoubleType, DecimalType)
 _OBJECTS = (StructType, ArrayType, MapType, VariantType)
 _INSTANTS = (TimestampType, TimestampNTZType, DateType)
-#: Keys of a map that Spark writes as their text. Of others it writes what Java has: an address, a number of days.
-_KEYS = (StringType, BooleanType, *_WHOLE, *_BROKEN)
+#: Keys of a map that Spark writes as their text (`map()` has those of no type). Of others it writes what Java has: an
+#: address, a number of days.
+_KEYS = (StringType, BooleanType, *_WHOLE, *_BROKEN, NullType)
 #: Formats of times in a payload, with microseconds: Spark has them, and would write milliseconds.
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -145,12 +147,9 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
     members = [] if mapping.payload_column else _members(events, mapping)
     for name in [mapping.payload_column] if mapping.payload_column else [source for _, source in members]:
-        odd = _odd_key(events.schema[name].dataType)
+        odd = _no_json(events.schema[name].dataType)
         if odd is not None:
-            raise InputError(
-                f"the column {name!r} has a map whose keys are {odd.simpleString()}, and members of a JSON object have "
-                "texts for names: make the keys text (with transform_keys), or leave the column out"
-            )
+            raise InputError(f"the column {name!r} has {odd}, or leave the column out")
     placed = _placed(events, mapping)
     # Under its own name if that is free, since refusals name the column.
     free = placed.name.lower() not in _RESERVED and not placed.name.startswith("__")
@@ -227,16 +226,23 @@ def _members(events: DataFrame, mapping: Mapping) -> list[tuple[str, str]]:
     return members
 
 
-def _odd_key(kind: DataType) -> DataType | None:
-    """The type of the keys of a map within a type, if they cannot be names of members."""
+def _no_json(kind: DataType) -> str | None:
+    """What is in a type, at any depth, that would be no JSON object, or not the same one; with advice."""
     match kind:
+        case MapType() if not isinstance(kind.keyType, _KEYS):
+            return (
+                f"a map whose keys are {kind.keyType.simpleString()}, and members of a JSON object have texts for "
+                "names: make the keys text (with transform_keys)"
+            )
         case MapType():
-            return _odd_key(kind.valueType) if isinstance(kind.keyType, _KEYS) else kind.keyType
+            return _no_json(kind.valueType)
         case ArrayType():
-            return _odd_key(kind.elementType)
+            return _no_json(kind.elementType)
         case StructType():
-            odd = (_odd_key(field.dataType) for field in kind.fields)
-            return next((key for key in odd if key is not None), None)
+            doubled = [name for name in kind.names if kind.names.count(name) > 1]
+            if doubled:
+                return f"a structure that has {doubled[0]!r} twice: give one of the two another name"
+            return next(filter(None, (_no_json(field.dataType) for field in kind.fields)), None)
     return None
 
 

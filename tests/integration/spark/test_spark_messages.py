@@ -246,8 +246,18 @@ def test_keys_of_a_map_that_are_no_text_are_refused_wherever_the_map_is(session:
 
 def test_keys_of_a_map_that_have_one_text_are_members(session: SparkSession) -> None:
     columns = ", ".join(f"map({key}, 1) m{at}" for at, key in enumerate(GOOD_KEYS))
-    [(_, _, found)] = payloads(session.sql(f"select 'A' ticket_id, 1 seq, {columns}"), Mapping(excluded=("seq",)))
-    assert found == {f"m{at}": {text: 1} for at, text in enumerate(GOOD_KEYS.values())}
+    events = session.sql(f"select 'A' ticket_id, 1 seq, map() none, {columns}")
+    [(_, _, found)] = payloads(events, Mapping(excluded=("seq",)))
+    assert found == {"none": {}, **{f"m{at}": {text: 1} for at, text in enumerate(GOOD_KEYS.values())}}
+
+
+def test_a_structure_that_has_a_name_twice_is_refused(session: SparkSession) -> None:
+    for place in PLACES:
+        odd = place.format("named_struct('a', 1, 'b', 2, 'a', 3)")
+        events = session.sql(f"select 'A' ticket_id, 1 seq, {odd} odd")
+        for mapping in (Mapping(), Mapping(payload_column="odd")):
+            with pytest.raises(InputError, match="the column 'odd' has a structure that has 'a' twice: give one of"):
+                to_messages(events, mapping)
 
 
 def test_a_table_is_pushed_by_its_name_and_needs_something_that_orders_it(session: SparkSession) -> None:
