@@ -85,7 +85,7 @@ class HttpProcess:
         self._reaper.start()
 
     def stop(self) -> None:
-        """Asks it to stop. Safe in a signal handler."""
+        """Asks it to stop. For any thread."""
         self._stopping.set()
         self._send(signal.SIGTERM)
 
@@ -107,9 +107,10 @@ class HttpProcess:
         self._group = 0
 
     def _send(self, number: signal.Signals) -> None:
-        if self._group:
+        # Read once: `join` may end on another thread just now, and 0 is the group of the caller.
+        if group := self._group:
             with suppress(ProcessLookupError):
-                os.killpg(self._group, number)
+                os.killpg(group, number)
 
     def _reap(self) -> None:
         """Takes note of the end of each child, and of the end of all."""

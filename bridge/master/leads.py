@@ -114,7 +114,7 @@ class Leads:
         self._thread.join(timeout_s)
 
     def stop(self) -> None:
-        """Ends the thread, which stops all lanes first. Safe in a signal handler."""
+        """Ends the thread, which stops all lanes first."""
         self._stop.set()
         self._poked.set()
 

@@ -147,7 +147,7 @@ class Lineup:
         return len(self._lanes) > 1
 
     def stop(self) -> None:
-        """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
+        """Asks all lanes to stop. Each lane that leads resigns on its own thread."""
         self._stop.set()
         self._schedule.stop()
         self._dead_notices.stop()

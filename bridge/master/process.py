@@ -4,9 +4,9 @@ The lanes are those of the stream's layout (`bridge.master.lineup`). When the st
 gives its lanes up, and takes part in those of the new one. The process ends when it is asked to, or when no master can
 lead one of its lanes. A master does these steps after SIGTERM or Ctrl-C:
 
-1. `Master.stop` wakes the thread of the leads. It removes this master from the set of masters, so that the others
-   compute their shares without it. Then it stops the leader of each lane. A lane in which this master stands by skips
-   steps 2 and 3.
+1. `Master.stop`, on a thread of its own, wakes the thread of the leads. That one removes this master from the set of
+   masters, so that the others compute their shares without it. Then it stops the leader of each lane. A lane in which
+   this master stands by skips steps 2 and 3.
 2. Each leader finishes the turn of its loop, and closes its connections. It waits for no worker: what is in flight
    stays in flight, and the next leader settles it.
 3. `Election.resign` deletes the leader lease, so that another master leads at once. The lane's thread ends.
@@ -18,6 +18,7 @@ is waited for in step 4.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import signal
 import sys
@@ -56,7 +57,7 @@ class Port(Protocol):
         """Starts to serve. No thread of the master runs yet."""
 
     def stop(self) -> None:
-        """Asks it to stop. Safe in a signal handler."""
+        """Asks it to stop. For any thread."""
 
     def reload(self) -> None:
         """Reads its files again. Safe in a signal handler."""
@@ -93,12 +94,17 @@ class Master:
         entries_of(app)
         self._lineup = self._lineup_of_now()
 
-    def stop(self, *_: Any) -> None:
-        """Asks all lanes to stop. Each lane that leads resigns on its own thread. Safe in a signal handler."""
+    def stop(self) -> None:
+        """Asks all lanes to stop. Each lane that leads resigns on its own thread. Not for a signal handler."""
         self._stop.set()
         if self._port is not None:
             self._port.stop()
         self._lineup.stop()
+
+    def _asked_to_stop(self, *_: Any) -> None:
+        # Each event that `stop` sets has a lock. The thread that runs this handler may hold it: the signal came while
+        # it waited for the event, or during the handler of another signal.
+        _thread.start_new_thread(self.stop, ())
 
     def _reload(self, *_: Any) -> None:
         if self._port is not None:
@@ -108,7 +114,7 @@ class Master:
         """Leads or stands by until `stop`. Raises `ConfigurationError` when no master can lead one of the lanes."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self.stop)
+                signal.signal(number, self._asked_to_stop)
             if self._port is not None:
                 signal.signal(signal.SIGHUP, self._reload)
         if self._port is not None:
@@ -143,7 +149,7 @@ class Master:
         while not self._stop.is_set():
             try:
                 self._lineup = self._lineup_of_now()
-            except UNAVAILABLE as exc:
+            except (*UNAVAILABLE, ServerUnavailable) as exc:
                 logger.warning("cannot take part in the lanes of the new layout, trying again: %s", exc)
                 self._stop.wait(RETRY_S)
                 continue
