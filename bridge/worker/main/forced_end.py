@@ -11,16 +11,16 @@ Contract, after the worker was asked to stop:
   killed, and for other pools this end is the only way to stop the task.
 - The process ends as in a crash: it does not end its lease, and skips Celery's last steps. So if the server is back
   before the lease is over, the watcher writes a death notice. Else the lease decides.
+- A worker that was to start again does so then (`bridge.worker.main.new_layout`). The watcher writes no notice of it,
+  since the process lives on.
 - While the server answers, this does nothing: Celery's own shutdown may take any time.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -31,6 +31,7 @@ from redis.exceptions import RedisError
 from bridge.link.connections import client, is_outage
 from bridge.protocol.names import HEADER_BASE
 from bridge.routing.numbers import duration
+from bridge.worker.main.new_layout import flush, start_again
 from bridge.worker.main.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def _of_a_ticket(request: Any) -> bool:
 
 
 def _end() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    # The worker was asked to stop, so this is a success. Its pool processes end with it.
-    os._exit(os.EX_OK)
+    try:
+        start_again()
+    finally:
+        flush()
+        # The worker was asked to stop, so this is a success. Its pool processes end with it.
+        os._exit(os.EX_OK)

@@ -6,6 +6,10 @@ finished, and then the same command line once more, in the same process (its id 
 test started within its own process cannot do that: the command line is the program's. It goes on with the lanes that
 it has, and logs that the program must start it again. Until then the old partitions stay.
 
+The process may also end in another way than Celery's (`bridge.worker.main.forced_end`), or find that the server is away
+when it has started again. It starts again in the first case too, and waits for the server in the second: nobody asked
+the worker to stop.
+
 When there are only fewer partitions, the worker leaves their lanes. Nothing of them is undone then.
 """
 
@@ -16,6 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +122,8 @@ class LayoutWatch:
 
 #: The process that shall become a worker again at its end.
 _starts_again = 0
+#: Environment variable of a process that has started again: its number.
+STARTED_AGAIN = "BRIDGE_STARTED_AGAIN"
 #: Where this process is by now: Celery has followed --workdir.
 _FOLDER = str(Path.cwd())
 
@@ -139,25 +146,45 @@ def _asked_to_stop(**_: Any) -> None:
     _starts_again = 0
 
 
-def _start_again() -> None:
+def has_started_again() -> bool:
+    """Whether this process was the worker before, with another layout."""
+    return os.environ.get(STARTED_AGAIN) == str(os.getpid())
+
+
+def start_again() -> None:
+    """Makes this process a worker again now, if it was to become one at its end. Else it does nothing."""
     if _starts_again == os.getpid():
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         if "CELERY_WORKDIR" in os.environ:
             os.environ["CELERY_WORKDIR"] = _FOLDER
-        os.execv(sys.executable, [sys.executable, *command_line(sys.orig_argv[1:], _FOLDER)])  # noqa: S606
+        os.environ[STARTED_AGAIN] = str(os.getpid())
+        words = command_line(sys.orig_argv[1:], _FOLDER, is_root=os.geteuid() == 0)
+        os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
 
 
-def command_line(words: Sequence[str], folder: str) -> list[str]:
-    """``words``, as they are right within ``folder``: a relative --workdir has led there already."""
+def flush() -> None:
+    """Writes what this process has printed. What cannot be written is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def command_line(words: Sequence[str], folder: str, *, is_root: bool) -> list[str]:
+    """``words``, as they are right in a process that has followed them.
+
+    A relative --workdir has led to ``folder`` already. After --uid and --gid the process is not root any more, and
+    cannot follow them once more.
+    """
     found = list(words)
-    for at, word in enumerate(words):
-        if word.startswith("--workdir="):
-            found[at] = f"--workdir={folder}"
-        elif words[max(at - 1, 0)] == "--workdir":
-            found[at] = folder
+    for at in reversed(range(len(words))):
+        name, joined, _ = words[at].partition("=")
+        option = slice(at, at + (1 if joined else 2))
+        if name == "--workdir":
+            found[option] = [f"{name}={folder}"] if joined else [name, folder]
+        elif name in ("--uid", "--gid") and not is_root:
+            del found[option]
     return found
 
 
 # Registered when the worker is set up, so before what its parts register: it is called last.
-atexit.register(_start_again)
+atexit.register(start_again)

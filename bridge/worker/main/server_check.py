@@ -3,7 +3,8 @@
 - A server that answers and is not fit ends the worker at once, with a one-line error.
 - When the stream has another layout than a moment ago, the worker starts again (`bridge.worker.main.new_layout`).
 - A server that does not answer ends the worker too, unless Celery is set to wait for its broker at start
-  (``broker_connection_retry_on_startup = True``). Then the worker waits, and checks the server when it answers.
+  (``broker_connection_retry_on_startup = True``), or the worker has started again. Then the worker waits, and checks
+  the server when it answers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, LaneGone, TicketBridgeError
 from bridge.routing.layouts import difference
 from bridge.routing.text import printable
-from bridge.worker.main.new_layout import can_start_again, start_again_at_end
+from bridge.worker.main.new_layout import can_start_again, has_started_again, start_again_at_end
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -74,7 +75,7 @@ class ServerStep(bootsteps.StartStopStep):
 
 def waits_for_server(app: Celery) -> bool:
     """Whether a worker of ``app`` waits for a server that is away."""
-    return app.conf.broker_connection_retry_on_startup is True
+    return app.conf.broker_connection_retry_on_startup is True or has_started_again()
 
 
 def check_lane_server(app: Celery) -> None:

@@ -92,6 +92,29 @@ def test_a_worker_that_is_stopped_while_it_starts_again_stays_stopped_and_loses_
     splitting.check()
 
 
+@pytest.mark.parametrize("away", ["frozen", "stopped"])
+def test_a_worker_starts_again_though_the_server_is_away_when_its_last_task_ends(
+    splitting: Splitting, away: str
+) -> None:
+    lane, server = splitting.lane, splitting.server
+    # Celery is not set to wait for its server at a start
+    worker = lane.worker("w1", "-c", "1")
+    lane.master("m1")
+    splitting.task.push("T0", {"n": 0, "ms": 3000})
+    wait_until(lane.executions, description="the task to run")
+    command = splitting.command("repartition", 2)
+    worker.wait_for_log("starting again, when the running tasks have ended")
+    (server.pause if away == "frozen" else server.stop)()
+    # Whether Celery ends it, or the bridge does it first: nobody asked the worker to stop
+    wait_until(lambda: "waiting for it" in worker.logs().rpartition("[queues]")[2], description="its next life")
+    (server.resume if away == "frozen" else server.start)()
+    command.communicate(timeout=60)
+    splitting.repartition(2)
+    splitting.task.push("T0", {"n": 1})
+    wait_until(lambda: lane.log("T0") == [0, 1], description="the messages to be done")
+    assert worker.running
+
+
 def test_a_version_that_was_dropped_and_is_not_retired_is_no_reason_to_lose_order(splitting: Splitting) -> None:
     """The stream follows an older one that the app names no more: it must be retired before a repartition."""
     splitting.redis.set(follows_key(STREAM), '["orders"]')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from bridge.consumer.deadline import now_ns
 from bridge.protocol.names import HEADER_BASE
 from bridge.testing.waiting import holds_for, wait_until
 from bridge.worker.guard.shared_page import SharedPage
-from bridge.worker.main import forced_end, threads
+from bridge.worker.main import forced_end, new_layout, threads
 
 LIFE = "1" * 32
 
@@ -105,6 +106,20 @@ def test_a_task_beside_the_bridges_counts_until_it_is_done(going: Going) -> None
     going.assert_stays()
     state.active_requests.discard(request)
     going.assert_ends()
+
+
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_it_starts_again_where_the_worker_was_to_do_so(monkeypatch: pytest.MonkeyPatch, starts_again: bool) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(os, "execv", lambda *_: calls.append("again"))
+    monkeypatch.setattr(os, "_exit", lambda _code: calls.append("end"))
+    monkeypatch.delenv(new_layout.STARTED_AGAIN, raising=False)
+    monkeypatch.setattr(new_layout, "_starts_again", os.getpid() if starts_again else 0)
+    forced_end._end()
+    # No other program runs in this process now
+    assert calls == (["again", "end"] if starts_again else ["end"])
+    # The process of a worker that starts again waits for its server
+    assert new_layout.has_started_again() == starts_again
 
 
 def test_with_gevent_it_can_be_started_where_nothing_may_wait() -> None:
