@@ -7,9 +7,11 @@ fence, and changes nothing.
 What each end means:
 
 - a hard time limit, or a pool process that died: the message that ran is charged with an attempt (``LOST``);
-- a cold shutdown, in which Celery ends the running tasks (`BridgeRequest.cancel`): the message that ran comes again,
-  and is not charged (``INTERRUPTED``). Celery also calls `cancel` when it lost its connection. Then nothing happens:
-  the lease holds, so no other worker gets the message, and its outcome does not need Celery's connection;
+- a worker that stops, and a pool process that ended by SIGTERM: somebody sent the signal to all processes of the
+  worker. The message that ran comes again, and is not charged (``INTERRUPTED``);
+- a cold shutdown, in which Celery ends the running tasks (`BridgeRequest.cancel`): the same. Celery also calls `cancel`
+  when it lost its connection. Then nothing happens: the lease holds, so no other worker gets the message, and its
+  outcome does not need Celery's connection;
 - an operator revokes the message (`BridgeRequest.terminate`): it is dead.
 """
 
@@ -17,9 +19,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from billiard.common import TERM_SIGNAME
+from billiard.common import TERM_SIGNAME, human_status
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import WorkerLostError
 from celery import signals
@@ -51,6 +54,8 @@ logger = get_logger(__name__)
 
 #: The errors by which Celery reports an execution that was cut off half way.
 CUT_OFF = (TimeLimitExceeded, WorkerLostError)
+#: What the error says of a pool process that ended by SIGTERM.
+BY_SIGTERM = human_status(-SIGTERM)
 
 
 class CarriedMessage(NamedTuple):
@@ -277,12 +282,16 @@ class BridgeRequest(_Base):
                 self._announce_revoked("terminated", True, str(exc), False)
         else:
             kind = Kind.LOST if isinstance(exc, CUT_OFF) else Kind.FAILED
-            if self.member.shared.ends_now and isinstance(exc, WorkerLostError):
+            if isinstance(exc, WorkerLostError) and self._is_told_to_end(exc):
                 kind = Kind.INTERRUPTED
             if not self._outcomes_reported:
                 logger.error("the pool could not run %s[%s] to its end: %r", self.name, self.id, exc)
         self.lost(kind, exc)
         return None
+
+    def _is_told_to_end(self, exc: WorkerLostError) -> bool:
+        """Whether the pool process was ended together with its worker."""
+        return self.member.shared.ends_now or (self.member.is_stopping and BY_SIGTERM in str(exc))
 
     @property
     def _why_ended(self) -> Kind:

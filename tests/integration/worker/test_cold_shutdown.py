@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from contextlib import suppress
@@ -71,6 +72,15 @@ def go_on_elsewhere(lane: LaneUnderTest, messages: int) -> None:
 def test_a_message_that_is_cut_off_runs_again_and_is_not_charged(lane: LaneUnderTest) -> None:
     worker, messages, _ = holding(lane)
     worker.send(signal.SIGQUIT)
+    worker.wait(timeout_s=180)
+    go_on_elsewhere(lane, messages)
+    assert lane.count("interrupted") == 1
+
+
+def test_a_signal_to_all_processes_of_a_worker_charges_no_message(lane: LaneUnderTest) -> None:
+    worker, messages, _ = holding(lane)
+    assert worker.pid is not None
+    os.killpg(worker.pid, signal.SIGTERM)
     worker.wait(timeout_s=180)
     go_on_elsewhere(lane, messages)
     assert lane.count("interrupted") == 1
