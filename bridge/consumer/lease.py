@@ -13,8 +13,9 @@ Contract:
   (`bridge.worker.guard.fencing`).
 - A lease that ended stays ended: a renewal (PEXPIRE) never revives a missing key. PEXPIRE needs no memory, so a full
   server accepts it. Such a server may refuse the list of held runs. That delays repairs, and does no harm.
-- A name has one living incarnation. A worker that starts while the lease of its name holds waits until that lease is
-  over. If the lease goes on being renewed, another worker uses the name, and this one stops with an error.
+- A name has one living incarnation. A worker that registers while the lease of its name holds waits until that lease
+  is over. If the lease goes on being renewed, another worker uses the name, and this one stops with an error. Both may
+  read the queue of the name until then: a message that the wrong one takes comes again, after a while.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: For how many leases a worker waits for the end of the lease of its name. One that is not renewed ends within one.
+PATIENCE = 1.5
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
 #: Seconds between two tries while nobody serves the lane: `bridge stream retire --undo` brings it back.
@@ -61,6 +64,8 @@ class Lease:
     - ``layout`` is what the lane's stream belongs to.
     - ``held`` returns the fences of the runs that the worker holds. Each renewal sends them.
     - ``on_lost`` is called on the lease's thread when the lease ended while the worker lives.
+    - ``on_duplicate`` is called on the lease's thread when the worker lost its lease, and another one has its name. It
+      may stop the worker. Else the lease goes on to wait for the name.
     - ``is_stopping`` says whether the worker was asked to stop.
     - ``while_waiting`` is called again and again while `begin` waits, on the caller's thread. It may raise: that ends
       the wait.
@@ -81,6 +86,7 @@ class Lease:
         held: Callable[[], list[int]],
         changing_facts: Callable[[], ChangingFacts],
         on_lost: Callable[[], None],
+        on_duplicate: Callable[[], None] = lambda: None,
         is_stopping: Callable[[], bool] = lambda: False,
         while_waiting: Callable[[], None] = lambda: None,
         on_renewal: Callable[[], None] = lambda: None,
@@ -92,6 +98,7 @@ class Lease:
         self._layout = layout
         self._held = held
         self._on_lost = on_lost
+        self._on_duplicate = on_duplicate
         self._is_stopping = is_stopping
         self._while_waiting = while_waiting
         self._on_renewal = on_renewal
@@ -114,7 +121,7 @@ class Lease:
         """
         while True:
             try:
-                self._register(patience_s=1.5 * self._lane.lease, starting=True)
+                self._register(starting=True)
                 break
             except LaneGone as exc:
                 self._lane_is_gone(exc)
@@ -142,9 +149,9 @@ class Lease:
             except (RedisError, OSError) as exc:
                 logger.warning("cannot end the lease, it will expire by itself: %s", exc)
 
-    def _register(self, patience_s: float, *, starting: bool = False) -> None:
+    def _register(self, *, starting: bool = False) -> None:
         keys = self._lane.keys
-        waited_until = time.monotonic() + patience_s
+        waited_until = time.monotonic() + PATIENCE * self._lane.lease
         waits = False
         while not self._stop.is_set():
             found_raw: Any = self._redis.hget(keys.consumers, self._name)
@@ -274,10 +281,14 @@ class Lease:
     def _register_again(self) -> float:
         """Registers as a new incarnation. Returns the seconds until the next try; 0: it is registered."""
         try:
-            self._register(patience_s=float("inf"))
+            self._register()
         except LaneGone as exc:
             self._lane_is_gone(exc)
             return GONE_S
+        except DuplicateConsumer as exc:
+            logger.error("%s", exc)
+            self._on_duplicate()
+            return RETRY_S
         except (RedisError, OSError) as exc:
             self._outage.met(exc)
             return RETRY_S

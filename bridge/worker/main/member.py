@@ -204,11 +204,14 @@ class Member:
         self.shared.give_row(self.shared.take_row())
         watch_own_deadline(self.shared, self.lane.lease)
 
-    def start(self, consumer: Any, conditions: Conditions, slots: Callable[[], int]) -> None:
+    def start(
+        self, consumer: Any, conditions: Conditions, slots: Callable[[], int], on_duplicate: Callable[[], None]
+    ) -> None:
         """Takes the lease: the worker will consume next.
 
         After a lost connection Celery calls this again. Then the lease is kept, and only the messages that Celery may
-        have dropped are noted. ``slots`` returns how many messages the worker takes now.
+        have dropped are noted. ``slots`` returns how many messages the worker takes now. ``on_duplicate`` is called
+        when another worker took the name meanwhile.
         """
         # Celery learned revoked ids from other workers, or kept them over a restart.
         self.shared.revoke(state.revoked)
@@ -252,6 +255,7 @@ class Member:
             held=self.report,
             changing_facts=self._changing_facts,
             on_lost=self._stop_tickets,
+            on_duplicate=on_duplicate,
             is_stopping=lambda: self._is_stopping,
             # `begin` runs on Celery's own thread. While it waits there, no other code checks for a shutdown.
             while_waiting=state.maybe_shutdown,
@@ -300,7 +304,8 @@ class Member:
         if self._is_stopping:
             return
         self._is_stopping = True
-        if self.lease is None:
+        if self.lease is None or not self.shared.incarnation:
+            # The queue is not this worker's: another one may have the name, and a lease.
             self.open.recall_all()
             return
         self._warm_shutdown = WarmShutdown(

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery.apps.worker import Worker
+from celery.worker import state
+
 from bridge.app.lanes import served_lanes
+from bridge.routing.errors import DuplicateConsumer
 from bridge.worker.guard.watcher_process import WatchedLane, WatcherProcess
 from bridge.worker.main.forced_end import ForcedEnd
 from bridge.worker.main.known_tasks import conditions_of
@@ -69,7 +73,14 @@ class Members:
             self._slots = Slots(consumer, self.name, math.ceil(patience_s), self._begun)
         conditions = conditions_of(self.app, own_queues)
         for member in self._members:
-            member.start(consumer, conditions, self._slots)
+            member.start(consumer, conditions, self._slots, partial(self._name_is_taken, consumer.controller))
+
+    def _name_is_taken(self, worker: Any) -> None:
+        """Another worker took the name while this one had no lease. Called on the thread of a lease."""
+        # What a program started within its own process, the program must end.
+        if isinstance(worker, Worker):
+            self.begin_forced_shutdown()
+            state.should_stop = DuplicateConsumer.exit_code
 
     def _begun(self) -> int:
         return sum(member.open.begun for member in self._members)

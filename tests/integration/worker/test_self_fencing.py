@@ -193,3 +193,27 @@ def test_a_hard_time_limit_is_reported_when_the_pool_process_is_gone(lane: LaneU
     assert first[5] < beats[-1] < second[5]
     assert lane.log("A")[-1] == 0
     lane.assert_at_rest()
+
+
+def test_a_worker_whose_name_was_taken_while_it_was_frozen_ends(lane: LaneUnderTest) -> None:
+    lane.master("m1")
+    first = lane.worker("w1")
+    lane.wait_consumers(1)
+    before = incarnation_of(lane, first)
+    first.pause()
+    wait_until(lambda: not lane.redis.exists(lane.keys.lease(before)), description="the end of its lease")
+    second = lane.worker("w1")
+    lane.push_many(4, 2)
+    lane.wait_done(8)
+    first.resume()
+    lane.push_many(4, 2, first=2)
+    assert first.wait(timeout_s=60) == 1
+    line = f"another worker named {second.hostname()} is running and renews its lease"
+    # Both write one file
+    assert second.logs().count(line) == 1
+    lane.push_many(4, 2, first=4)
+    lane.wait_done(24)
+    assert second.running
+    assert lane.dead_letters() == []
+    lane.assert_logs(4, 6)
+    lane.assert_at_rest()
