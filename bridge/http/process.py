@@ -64,8 +64,10 @@ class HttpProcess:
 
     def start(self) -> None:
         """Starts to serve. Called before the master starts threads."""
-        self._announce(f"http: listening on {self._server.url}")
-        sys.stdout.flush()
+        # Where this cannot be written, the port is there all the same.
+        with suppress(OSError, ValueError):
+            self._announce(f"http: listening on {self._server.url}")
+            sys.stdout.flush()
         reading, self._lifeline = os.pipe()
         self._ended, family = os.pipe()
 

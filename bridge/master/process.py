@@ -24,6 +24,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery.utils.log import get_logger
@@ -82,7 +84,7 @@ class Master:
     ) -> None:
         self._port = port
         self._app = app
-        self._announce = announce
+        self._announce = partial(_say, announce)
         self._named = named
         self._health = Health(bridge_of(app).settings.health_file)
         self._stop = threading.Event()
@@ -161,6 +163,14 @@ class Master:
 
     def _look(self, silent: Collection[str]) -> None:
         self._lineup.look(silent)
+
+
+def _say(announce: Callable[[str], None], line: str) -> None:
+    """Announces ``line``. Where nobody can read it (a full disk, a closed pipe), the master goes on all the same: else
+    a lane would take one master after the other with it.
+    """
+    with suppress(OSError, ValueError):
+        announce(line)
 
 
 def run(

@@ -117,3 +117,22 @@ def test_a_master_takes_part_in_a_new_layout_when_the_server_is_back(
     monkeypatch.setattr(process, "Lineup", lineup)
     Master(app, lambda _line: None).run()
     assert last.stopped
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "no space left"), ValueError("closed")], ids=repr)
+@pytest.mark.usefixtures("handlers")
+def test_a_line_that_cannot_be_written_ends_no_master(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def announce(_line: str) -> None:
+        raise error
+
+    def lineup(_app: Celery, say: Callable[[str], None], _named: Any) -> FakeLineup:
+        def during() -> None:
+            say("leading, term 1")
+            signal.raise_signal(signal.SIGTERM)
+
+        return FakeLineup(during)
+
+    monkeypatch.setattr(process, "Lineup", lineup)
+    Master(app, announce).run()
