@@ -6,7 +6,7 @@ all lease keys expire at once, and every worker still works until its own deadli
 to a replica whose clock is ahead, and when a clock is made to run faster for a while.
 
 So a missing key proves nothing by itself. It counts only after the server's clock has advanced as this machine's clock
-did for one whole lease.
+did for one whole lease: the master's, or the worker's own if that one is longer.
 
 A master asks the server for its time together with its regular commands: the leader with each check of the leases, a
 standby with each question who leads. So a new leader knows whether the clock was set before it led, and can move the
@@ -81,10 +81,9 @@ class ServerClock:
     def now(self) -> float:
         return self._now()
 
-    @property
-    def steady(self) -> bool:
-        """Whether the server's clock advanced as this machine's did for one lease, up to the last comparison."""
-        return self._usable and self._now() - self._since >= self._lease_s
+    def steady_for(self, seconds: float) -> bool:
+        """Whether the server's clock advanced as this machine's did for so long, up to the last comparison."""
+        return self._usable and self._now() - self._since >= seconds
 
     def lane_ms(self) -> int:
         """The time of the lane, Unix ms: the server's time without the steps since this master started. A retry that is

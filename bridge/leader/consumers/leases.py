@@ -89,8 +89,11 @@ class Leases:
     def _is_over(self, incarnation: str) -> bool:
         now = self._clock.now()
         missed = self._missed.get(incarnation, now)
-        # If the key was missing too early, it may have been renewed after it was last seen.
-        if self._clock.steady and self._ends.get(incarnation, 0.0) <= missed + self._clock.tolerance_s:
-            return True
         wait_ms = max(self._lease_ms, self._length.get(incarnation, 0))
+        # If the key was missing too early, it may have been renewed after it was last seen.
+        if (
+            self._clock.steady_for(wait_ms / 1000)
+            and self._ends.get(incarnation, 0.0) <= missed + self._clock.tolerance_s
+        ):
+            return True
         return now - missed >= wait_ms / 1000

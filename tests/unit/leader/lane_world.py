@@ -111,7 +111,7 @@ class LaneWorld:
         self.lane = Lane(self.settings, now_ms=lambda: self.now)
         self.breakers = Breakers(self.lane)
         #: Clocks that always agree. Other tests cover clocks that do not.
-        self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady=True, tolerance_s=0.0, ends={})
+        self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady_for=lambda _s: True, tolerance_s=0.0, ends={})
         self.clock.server_ms = self.clock.lane_ms = lambda: self.now
         self.clock.stepped_at = float("-inf")
         self.settling = Settling(

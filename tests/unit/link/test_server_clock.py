@@ -40,7 +40,7 @@ class World:
 
 
 def steady(world: World) -> bool:
-    return world.clock.steady
+    return world.clock.steady_for(LEASE_S)
 
 
 def test_clocks_agree_after_one_lease_and_not_before() -> None:
@@ -235,3 +235,20 @@ def test_a_master_that_was_just_started_ends_no_lease_within_its_first_lease() -
     while not leases.over(leases.ask(lead, lead, ["a"])):
         world.mono += 0.5
     assert LEASE_S <= world.mono - began < LEASE_S + 1
+
+
+@pytest.mark.parametrize("length_s", [LEASE_S / 2, LEASE_S, 2 * LEASE_S, 10 * LEASE_S])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_longer_lease_of_a_worker_is_waited_for_when_a_master_does_not_know_the_clock(
+    length_s: float, seed: int
+) -> None:
+    """The server's clock was set before this master started: the worker renews its lease when a third of it is over."""
+    world = World(seed)
+    lead: Any = Lead(world)
+    leases = Leases(world.clock, LEASE_S)
+    leases.know("a", int(length_s * 1000))
+    began = world.mono
+    while not leases.over(leases.ask(lead, lead, ["a"])):
+        leases.know("a", int(length_s * 1000))
+        world.mono += 0.5
+    assert max(LEASE_S, length_s) <= world.mono - began < max(LEASE_S, length_s) + 1
