@@ -15,6 +15,7 @@ from bridge.routing.errors import ConfigurationError
 from bridge.routing.groups import group_in
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.keys import LaneKeys, follows_key, newer_key
+from bridge.routing.layouts import retired_among
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
 from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
@@ -104,7 +105,7 @@ def refuse_left_behind(
     """
     for name in dropped_versions(client, stream, group, older, partitions):
         if undone_in(client, name, group)[0]:
-            raise ConfigurationError(left_behind(name, stream, group))
+            raise ConfigurationError(left_behind(client, name, stream, group))
 
 
 def refuse_unaware_leader(client: Redis, keys: LaneKeys, older: Sequence[str], wait_s: float) -> None:
@@ -125,10 +126,15 @@ def _noted(client: Redis, keys: LaneKeys, older: Sequence[str]) -> set[str]:
     return set().union(*(older_versions(client, stream) for stream in (keys.stream, *older)))
 
 
-def left_behind(dropped: str, stream: str, group: str) -> str:
-    """That a dropped version has undone messages, and what to do."""
+def left_behind(client: Redis, dropped: str, stream: str, group: str) -> str:
+    """That a dropped version has undone messages, and what to do. Raises redis errors."""
+    is_retired = False
+    with suppress(NoPermissionError):
+        # A message came by XADD while it was retired, and that was not finished.
+        is_retired = bool(retired_among(client, [dropped]))
+    undo = "it was retired, so run `bridge stream retire --undo` for it, then " if is_retired else ""
     return (
-        f"{dropped!r}, an older version of {stream!r}, has messages of {group!r} that are not done: name it in "
+        f"{dropped!r}, an older version of {stream!r}, has messages of {group!r} that are not done: {undo}name it in "
         "bridge_follows until they are"
     )
 

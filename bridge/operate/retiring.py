@@ -85,7 +85,7 @@ class Retirement:
     def _refuse_again(self, note: Retired, there: int) -> None:
         """The stream was retired before. Only a retirement that was interrupted is finished."""
         what = note.sentence(printable(self._stream))
-        undo = f"{NOT_OF_AN_APP.of_app('stream', 'retire', '--undo', about=self._stream)} lets its name be used again"
+        undo = self._undo
         if not there and not any(self._found.values()):
             raise InputError(f"{what}, and nothing is left of it; {undo}")
         if there and not any(lanes_on(self._redis, one) for one in self._parts):
@@ -94,6 +94,10 @@ class Retirement:
                 f"{what}, and {count(entries, 'message')} came since then, by XADD; nobody handles them: delete them "
                 f"with DEL, or {undo}"
             )
+
+    @property
+    def _undo(self) -> str:
+        return f"{NOT_OF_AN_APP.of_app('stream', 'retire', '--undo', about=self._stream)} lets its name be used again"
 
     def contents(self) -> Contents:
         """What the stream has."""
@@ -152,6 +156,9 @@ class Retirement:
             return lanes.delete(look=deleted is None, keep=(layout_key(self._stream),))
         except StillUsed as exc:
             so_far = "nothing was changed"
+            if self._note is not None and exc.unread:
+                # It came by XADD before that run was cut off, and nobody can handle it.
+                so_far += f"; the stream was retired by a run before this one, and {self._undo}"
             if deleted is not None:
                 so_far = f"the stream is retired, and {count(deleted, 'key')} deleted: run this again for the rest"
             raise InputError(f"{part} cannot be retired: {exc.why}; {so_far}") from None
@@ -167,8 +174,9 @@ def undo_retirement(redis: Redis, stream: str, newest: str, *, look: bool = Fals
         raise InputError(f"the stream {printable(stream)} was not retired")
     if look:
         return
-    if layout_of(note.was, stream).generation > 0:
-        # Newer versions have partitions of the same generation.
+    was = layout_of(note.was, stream)
+    if was.generation > 0 or (was.partitions > 1 and redis.exists(*was.streams(stream))):
+        # Newer versions have partitions of the same generation. Or partitions are still there, with messages.
         redis.mset({layout_key(stream): note.was, layout_copy_key(stream): note.was})
     else:
         redis.delete(layout_key(stream))

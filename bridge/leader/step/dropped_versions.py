@@ -56,6 +56,5 @@ class DroppedVersions:
             undone, self._done_to[stream] = undone_in(redis, stream, self._keys.group)
             if undone and now >= self._warn_at:
                 self._warn_at = now + WARN_S
-                logger.warning(
-                    "%s; newer messages of their tickets wait", left_behind(stream, self._keys.stream, self._keys.group)
-                )
+                left = left_behind(redis, stream, self._keys.stream, self._keys.group)
+                logger.warning("%s; newer messages of their tickets wait", left)

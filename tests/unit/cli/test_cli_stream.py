@@ -12,10 +12,11 @@ import pytest
 
 from bridge.inspect.streams import read_retired
 from bridge.operate.deleting import LanesOfStream
-from bridge.operate.retiring import Retirement
+from bridge.operate.retiring import Retirement, undo_retirement
 from bridge.routing.errors import InputError
 from bridge.routing.keys import LaneKeys, layout_key, retired_key, schedule_key
 from bridge.routing.layouts import claim_layout
+from bridge.routing.versions import left_behind
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
 
@@ -107,6 +108,25 @@ def made(redis: Any, partitions: int) -> tuple[str, ...]:
     for stream in streams:
         redis.xgroup_create(stream, "g", "0", mkstream=True)
     return streams
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_message_that_came_while_a_retirement_was_cut_off_is_no_dead_end(redis: Any, partitions: int) -> None:
+    streams = made(redis, partitions)
+    cut_off = retirement(redis)
+    cut_off.check()
+    # By XADD
+    redis.xadd(streams[-1], {"ticket_id": "T1"})
+    cut_off._write_note()
+    undo = "`bridge stream retire --undo orders`"
+    with pytest.raises(InputError, match=f"{streams[-1]} cannot be retired: .*; .*{undo}"):
+        retirement(redis).carry_out()
+    said = left_behind(redis, "orders", "orders:v2", "g")
+    assert "`bridge stream retire --undo` for it, then name it in bridge_follows" in said
+    undo_retirement(redis, "orders", "orders:v2")
+    assert "--undo" not in left_behind(redis, "orders", "orders:v2", "g")
+    with pytest.raises(InputError, match="nothing was changed"):
+        retirement(redis).carry_out()
 
 
 def test_a_retirement_that_was_killed_anywhere_is_finished_by_the_next_run(
