@@ -153,7 +153,7 @@ class LaneKeys:
     @cached_property
     def known(self) -> str:
         """Hash task -> Unix time in s: tasks that a consumer could run lately. The leader writes the fields, and
-        deletes them after a week.
+        deletes them after a week, when no message waits for the task.
         """
         return f"{self.prefix}:known"
 

@@ -2,8 +2,8 @@
 
 `bridge.leader.picture.stranded` holds the tickets. There are two cases:
 
-- A consumer could run the task within the last `KNOWN_S` seconds. Such consumers are away and will come back, so a
-  message waits without a limit.
+- A consumer could run the task within the last `KNOWN_S` seconds, or within that time before messages began to wait
+  for it. Such consumers are away and will come back, so a message waits without a limit.
 - No consumer could run the task. The task is unknown: a message waits ``bridge_unknown_after`` for a consumer that can
   run it, and becomes a dead letter then. The time counts only while a master leads and at least one consumer is here.
   While all consumers are away, it is not known which tasks they can run.
@@ -123,7 +123,8 @@ class UnknownTasks:
         now_s = self._lane.now_ms() // 1000
         there = self._registrations.known()
         known = {task: now_s for task in there if now_s - self._known.get(task, 0) > NOTED_AGAIN_S}
-        forgotten = [task for task, at in self._known.items() if now_s - at > KNOWN_S and task not in there]
+        kept = there | self._lane.stranded.waiting.keys()
+        forgotten = [task for task, at in self._known.items() if now_s - at > KNOWN_S and task not in kept]
         self._known |= known
         for task in forgotten:
             del self._known[task]

@@ -23,11 +23,13 @@ class Notes:
     def __init__(self) -> None:
         self.unserved: dict[bytes, bytes] = {}
         self.messages: list[int] = []
+        self.forgotten: list[str] = []
 
     def hgetall(self, key: str) -> dict[bytes, bytes]:
         return self.unserved if key.endswith(":unserved") else {}
 
-    def note(self, _redis: Any, _leadership: Any, _known: Any, _forgotten: Any, notes: dict[str, bytes]) -> None:
+    def note(self, _redis: Any, _leadership: Any, _known: Any, forgotten: list[str], notes: dict[str, bytes]) -> None:
+        self.forgotten += forgotten
         self.unserved = {name.encode(): text for name, text in notes.items()}
         self.messages += [read_note(name, text).task.messages for name, text in self.unserved.items()]
 
@@ -122,3 +124,37 @@ def test_a_note_logs_few_of_many_tasks_by_name(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == under_test.LOGGED + 1
     assert lines[-1] == f"messages wait for consumers that can run {500 - under_test.LOGGED} other tasks"
+
+
+def test_a_task_is_not_forgotten_while_messages_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    now = [1000.0]
+    monkeypatch.setattr(under_test, "note_tasks", notes.note)
+    monkeypatch.setattr(under_test, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    world = LaneWorld()
+    world.join("w1@h", 2, frozenset({"short"}))
+    there = {"short", "long"}
+    registrations: Any = SimpleNamespace(known=lambda: there, meant_for=lambda _task: None)
+    parts = (cast("Any", world), world.settling, world.breakers, registrations, world.refill)
+    duty = UnknownTasks(replace(world.term, redis=cast("Any", notes)), world.lane, *parts)
+
+    def hours(count: int) -> None:
+        for _ in range(count):
+            now[0] += 3600
+            world.now += 3_600_000
+            duty.look()
+
+    hours(48)
+    # Its last worker is replaced by one without the task, a message comes on the sixth day, and waits for two weeks
+    there.remove("long")
+    hours(6 * 24)
+    world.push("T", "long")
+    world.read()
+    hours(14 * 24)
+    [unserved] = [read_note(*one) for one in notes.unserved.items()]
+    assert (unserved.task.task, unserved.task.known, unserved.waited_s) == ("long", True, 0)
+    assert notes.forgotten == []
+    # Somebody took it away
+    world.lane.stranded.waiting["long"].tickets.clear()
+    hours(2)
+    assert notes.forgotten == ["long"]
