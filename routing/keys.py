@@ -136,7 +136,8 @@ class LaneKeys:
         """Hash consumer name -> JSON ``{"at_ms", "started"}``: consumers that take no new messages, by an operator's
         order.
 
-        The leader writes, and deletes with the consumer or when the order is lifted.
+        The leader writes, and deletes when the order is lifted, when a new process of the consumer is registered, and
+        when none was registered for an hour.
         """
         return f"{self.prefix}:drains"
 

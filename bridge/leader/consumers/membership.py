@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: How long a drain order is kept for a consumer that is not registered, in seconds.
+#: How long a drain order is kept for a consumer that is not registered, in seconds from when this leader missed it.
 DRAIN_KEPT_S = 3600
 
 #: Incarnations that a leader of this process has compared itself with, and how many of them are remembered.
@@ -47,6 +47,8 @@ class Consumers:
         self._leases = leases
         self._registrations = registrations
         self._traits = traits
+        #: Consumer with a drain order -> when it was first missing, Unix ms.
+        self._missed: dict[bytes, int] = {}
         steps.on_notice[EntryKind.LEAVING] = self._leaving
 
     def find(self) -> dict[str, int]:
@@ -71,6 +73,8 @@ class Consumers:
             order = orders.get(name)
             consumer.draining = order is not None and order.is_for(registration)
         lane.over_http = frozenset(one.name for one in lane.consumers.values() if not one.takes_bundles)
+        missing = orders.keys() - registered.keys()
+        self._missed = {name: self._missed.get(name, lane.now_ms()) for name in missing}
         for name, order in orders.items():
             self._forget_drain(name, order, registered.get(name))
         left = self._leases.ask(self._term.redis, self._term.leadership, lane.consumers)
@@ -131,7 +135,7 @@ class Consumers:
         if registration is not None:
             over = not order.is_for(registration)
         else:
-            over = self._lane.now_ms() - order.at_ms > DRAIN_KEPT_S * 1000
+            over = self._lane.now_ms() - self._missed[name] > DRAIN_KEPT_S * 1000
         if over:
             drain(self._term.redis, self._term.leadership, name.decode(), "")
 
