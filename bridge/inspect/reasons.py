@@ -23,6 +23,7 @@ _ENDED = {
     What.DROPPED: "was dropped by its task",
     What.CANCELLED: "was cancelled while it was delayed",
     What.REFUSED: "was refused: it could not be processed",
+    What.DEAD: "died, and its dead letter is gone, or is not among those that were searched",
 }
 
 
@@ -70,18 +71,18 @@ def why(found: TicketFacts, commands: Advice = NOT_OF_AN_APP) -> str:
         # Older messages may be waiting that the search did not reach.
         return _unread(found, commands) + _not_searched(found)
     if found.state is TicketState.DELAYED:
-        return f"{_delayed(found)}; no other message of it is undone{_not_searched(found)}"
+        return f"{_delayed(found, commands)}; no other message of it is undone{_not_searched(found)}"
     return _at_rest(found) + _not_searched(found)
 
 
 def _at_rest(found: TicketFacts) -> str:
-    if found.state is TicketState.DEAD:
-        letter = found.letters[0]
+    letter = next((one for one in found.letters if found.last_done in (None, one.message_id)), None)
+    if found.state is TicketState.DEAD and letter is not None:
         error = f": {one_line(letter.error)}" if letter.error else ""
         return (
             f"nothing undone was found; its last message {letter.message_id} is a dead letter: {letter.reason}{error}"
         )
-    if found.state is TicketState.DONE:
+    if found.state in (TicketState.DEAD, TicketState.DONE):
         ended = "is done" if found.last_what is None else _ENDED.get(found.last_what, "is done")
         return f"nothing undone found; its last message {found.last_done} {ended}"
     return (
@@ -129,14 +130,16 @@ def _parked(found: TicketFacts, parked: Parked, commands: Advice) -> str:
     return f"{what}; it stands still until it is released: {release} ({', '.join(held)})"
 
 
-def _delayed(found: TicketFacts) -> str:
+def _delayed(found: TicketFacts, commands: Advice) -> str:
     """When the next delayed message is due, and what the ticket does until then."""
     message, left = found.next_delayed, found.next_due_in_ms
     if message is None or left is None:
         return ""
     does = "later messages of the ticket wait for it" if message.mode is Mode.HOLD else "later messages go first"
     if left <= 0:
-        return f"message {message.id} was delayed, and is due now"
+        # It comes behind the unread messages that were pushed before it was due.
+        stop = _stop(found, commands) or (found.reading_stop if found.unread.looked_at else "")
+        return f"message {message.id} was delayed, and is due now; {stop or 'the leader takes it in when it has room'}"
     more = f"; {_many(found.delayed, 'message')} delayed in all" if found.delayed.count > 1 else ""
     return f"delayed until {moment(message.due_ms)}, in {duration(left)}: message {message.id}; {does}{more}"
 

@@ -1,4 +1,4 @@
-"""The tickets that have a record: in flight, awaiting a retry, or parked. For `bridge ticket list`. Never writes.
+"""The tickets that have a record: in flight, awaiting a retry, held, or parked. For `bridge ticket list`. Never writes.
 
 The lane may change between two pages. A ticket whose record is written or deleted meanwhile may be in the list or not.
 A ticket whose record stays is in the list.
@@ -58,6 +58,7 @@ def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator
     while True:
         found: Any = redis.hscan(keys.tickets, cursor, count=PAGE)
         cursor, page = found
+        due = _due(redis, lane, [name for name, text in page.items() if records.is_held(text)], now_ms)
         for name, text in page.items():
             # A scan may give a field twice.
             if name in known:
@@ -69,7 +70,7 @@ def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator
             yield Recorded(
                 ticket_id=name.decode(),
                 stream=lane.stream,
-                state=_state(record),
+                state=_state(record, name in due),
                 since_ms=max(0, now_ms - record.at_ms),
                 consumer=record.consumer,
                 cause=record.cause,
@@ -80,9 +81,19 @@ def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator
             return
 
 
-def _state(record: records.Record) -> TicketState:
+def _due(redis: Redis, lane: LaneSettings, held: Sequence[bytes], now_ms: int) -> set[bytes]:
+    """Those of the tickets ``held`` whose message is due: no longer delayed."""
+    with redis.pipeline(transaction=False) as pipe:
+        for ticket in held:
+            pipe.zscore(lane.keys.retries, ticket)
+        return {ticket for ticket, due in zip(held, pipe.execute(), strict=True) if due is None or due <= now_ms}
+
+
+def _state(record: records.Record, due: bool) -> TicketState:
     if record.parked:
         return TicketState.PARKED
+    if record.cause == records.HELD and not record.in_flight:
+        return TicketState.WAITING if due else TicketState.DELAYED
     return TicketState.IN_FLIGHT if record.in_flight else TicketState.AWAITING_RETRY
 
 

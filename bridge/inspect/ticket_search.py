@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.dead_letters import newest_first, select
-from bridge.inspect.delayed import of_ticket
+from bridge.inspect.delayed import DelayedMessage, of_ticket
 from bridge.inspect.partitions import name_ticket
 from bridge.inspect.reasons import why
 from bridge.inspect.scans import (
@@ -33,11 +33,12 @@ from bridge.inspect.scans import (
 from bridge.inspect.status import reading_stop
 from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
 from bridge.inspect.ticket_state import TicketState
-from bridge.protocol.dead_letters import Letter
+from bridge.protocol.dead_letters import Letter, read_letter
 from bridge.protocol.registration import Registration, Registrations
 from bridge.protocol.unserved import read_unserved
 from bridge.routing import records
 from bridge.routing.groups import group_in
+from bridge.routing.history import What
 from bridge.routing.ids import id_key, member_of
 from bridge.routing.leadership import read_token
 from bridge.routing.message_options import BadOptionError, read_options
@@ -99,7 +100,8 @@ def locate(
         if not redis.hexists(settings.keys.tickets, ticket):
             break
         found = _search(redis, settings, ticket, max_attempts, own)
-    if found.state is TicketState.UNREAD or found.unread.looked_at >= MUCH_UNREAD:
+    overdue = found.state is TicketState.DELAYED and (found.next_due_in_ms or 0) <= 0
+    if found.state is TicketState.UNREAD or overdue or found.unread.looked_at >= MUCH_UNREAD:
         found = replace(found, reading_stop=reading_stop(redis, settings, commands))
     # The reason has ids, too.
     found = name_ticket(found, suffix)
@@ -134,8 +136,10 @@ def _search(
         since_ms = max(0, lane.now_ms - record.at_ms)
         parked = Parked(record.cause, since_ms, record.ids[0] if record.ids else None, record.attempt)
     elif record is not None:
-        state = TicketState.AWAITING_RETRY
         retry = _retry(redis, settings, lane, record, max_attempts, own)
+        state = TicketState.AWAITING_RETRY
+        if retry.is_held:
+            state = TicketState.DELAYED if retry.due_in_ms > 0 else TicketState.WAITING
     elif waiting.count:
         state = TicketState.WAITING
     elif unread.count:
@@ -154,7 +158,10 @@ def _search(
             in_history, what = newest_in_history(redis, keys, ticket) or (None, None)
             last_done = max((id_ for id_ in (in_stream, in_history) if id_ is not None), key=id_key, default=None)
             last_what = what if last_done == in_history else None
-        if letters and (last_done is None or last_done in dead_ids):
+        if last_done is not None and last_done == in_stream and last_done not in dead_ids:
+            letters += _letter_of(redis, settings, last_done, letters)
+            dead_ids = {letter.message_id for letter in letters}
+        if last_what in (What.DEAD, What.REFUSED) or (letters and (last_done is None or last_done in dead_ids)):
             state = TicketState.DEAD
         elif last_done is not None:
             state = TicketState.DONE
@@ -176,7 +183,7 @@ def _search(
         next_delayed=next_delayed,
         next_due_in_ms=None if next_delayed is None else next_delayed.due_ms - lane.now_ms,
         letters=letters,
-        nobody_runs=_nobody_runs(redis, settings, lane, record, waiting, own),
+        nobody_runs=_nobody_runs(redis, settings, lane, record, (*waiting.ids, *_due(lane, next_delayed)), own),
         last_done=last_done,
         last_what=last_what,
     )
@@ -310,11 +317,13 @@ def _nobody_runs(
     settings: LaneSettings,
     lane: _Lane,
     record: records.Record | None,
-    waiting: Scan,
+    waiting: Sequence[str],
     own: frozenset[str] | None,
 ) -> str:
-    """Why no live consumer can run the oldest message of a ticket that is not in flight. Empty: one can."""
-    oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting.ids), None)
+    """Why no live consumer can run the oldest message of a ticket that is not in flight. Empty: one can. ``waiting``:
+    the ids of messages that no record names, the oldest first.
+    """
+    oldest = record.ids[0] if record is not None and record.ids else next(iter(waiting), None)
     if oldest is None or not lane.alive or (record is not None and record.in_flight):
         return ""
     task = _task_of(redis, settings, lane, oldest, own)
@@ -333,6 +342,22 @@ def _nobody_runs(
     if any(one.tasks is None or task in one.tasks for one in lane.alive):
         return ""
     return f"no consumer that is alive can run its task {task}{why}"
+
+
+def _due(lane: _Lane, message: DelayedMessage | None) -> tuple[str, ...]:
+    """The id of ``message``, if it is due."""
+    return () if message is None or message.due_ms > lane.now_ms else (message.id,)
+
+
+def _letter_of(redis: Redis, settings: LaneSettings, message_id: str, found: Sequence[Letter]) -> tuple[Letter, ...]:
+    """The letter of a message that is not in ``found``, if it is among the first `LETTERS_LOOKED_AT` after the message:
+    most die soon.
+    """
+    if len(found) < LETTERS_SHOWN and redis.xlen(settings.keys.dead) <= LETTERS_LOOKED_AT:
+        return ()
+    page = redis.execute_command("XRANGE", settings.keys.dead, message_id, "+", "COUNT", LETTERS_LOOKED_AT)
+    letters = (read_letter(id_, flat) for id_, flat in page)
+    return tuple(islice((letter for letter in letters if letter.message_id == message_id), 1))
 
 
 def _letters(redis: Redis, settings: LaneSettings, ticket: str) -> tuple[Letter, ...]:

@@ -1,4 +1,6 @@
-"""Says whether a ticket waits for another version of its stream. For `bridge ticket show`. Never writes."""
+"""Says whether a ticket waits for another version of its stream, or is there alone. For `bridge ticket show`. Never
+writes.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,15 @@ if TYPE_CHECKING:
 
 #: States in which a message could go out, if it were not for another version.
 _COULD_GO = (TicketState.UNREAD, TicketState.WAITING, TicketState.AWAITING_RETRY)
-#: States of a ticket that has an undone message, or stands still.
-_UNDONE = (*_COULD_GO, TicketState.IN_FLIGHT, TicketState.PARKED)
+#: States in which nothing of a ticket is undone.
+_AT_REST = (None, TicketState.DONE, TicketState.DEAD)
 
 
 def find_ticket(
     app: Celery, redis: Redis, lane: AppLane, ticket_id: str, commands: Callable[[LaneSettings], Advice]
 ) -> TicketFacts:
-    """Searches for a ticket in ``lane``, and in other versions when it waits for them. The app's tasks must be loaded.
-    ``commands``: writes commands about a lane. Raises redis errors.
+    """Searches for a ticket in ``lane``, and in other versions when it waits for them, or nothing of it waits in
+    ``lane``. The app's tasks must be loaded. ``commands``: writes commands about a lane. Raises redis errors.
     """
     own = lane.tasks if lane.is_subscription else None
 
@@ -58,8 +60,11 @@ def with_versions(
     redis: Redis, lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]
 ) -> TicketFacts:
     """``found``, with the reason if the ticket waits for another version. If it is parked in ``lane``: with the older
-    lanes in which it is not. ``locate``: finds it in another lane.
+    lanes in which it is not. If it is at rest or delayed there, and an older lane has more of it: what that lane has.
+    ``locate``: finds it in another lane.
     """
+    if found.state in _AT_REST or found.state is TicketState.DELAYED:
+        return _elsewhere(lane, found, locate)
     if found.state is TicketState.PARKED:
         return replace(found, why="; ".join((found.why, *_not_parked(lane, locate))))
     if found.state not in _COULD_GO:
@@ -71,8 +76,30 @@ def with_versions(
 def _not_parked(lane: AppLane, locate: Callable[[LaneSettings], TicketFacts]) -> Iterator[str]:
     for older in lane.older:
         there = locate(older)
-        if there.state in _UNDONE and there.state not in (None, TicketState.PARKED):
+        if there.state is not None and _holds_up(there) and there.state is not TicketState.PARKED:
             yield f"in {_named(lane, older)} it is {there.state.value}"
+
+
+def _elsewhere(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], TicketFacts]) -> TicketFacts:
+    """``found``; or what the oldest lane has in which something of the ticket is undone; or, of a ticket that is not
+    known in ``lane``, what the newest has that knows it.
+    """
+    known = []
+    for older in lane.older:
+        there = locate(older)
+        there = replace(there, why=f"in {_named(lane, older)}: {there.why}")
+        if there.state not in _AT_REST:
+            more = f"; in {lane.settings.stream} it is delayed" if found.state is TicketState.DELAYED else ""
+            return replace(there, why=there.why + more)
+        if there.state is not None:
+            known.append(there)
+    return known[-1] if known and found.state is None else found
+
+
+def _holds_up(there: TicketFacts) -> bool:
+    """Whether later messages of the ticket wait: something is undone, beside what they overtake."""
+    overtaken = there.state is TicketState.DELAYED and there.retry is None
+    return there.state not in _AT_REST and not overtaken
 
 
 def _named(lane: AppLane, older: LaneSettings) -> str:
@@ -85,7 +112,7 @@ def _older(lane: AppLane, found: TicketFacts, locate: Callable[[LaneSettings], T
     for older in lane.older:
         there = locate(older)
         version = _named(lane, older)
-        if there.state in _UNDONE and there.state is not None:
+        if there.state is not None and _holds_up(there):
             return f"it waits for {version}, where the ticket is {there.state.value}: {there.why}"
         if found.leader is None and there.leader is not None:
             return not_led(there.leader, older.stream)

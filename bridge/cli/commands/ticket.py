@@ -70,7 +70,7 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def list_(target: Target, parked: bool, limit: int, as_json: bool) -> None:
-    """Lists the tickets that are in flight, await a retry, or are parked."""
+    """Lists the tickets that are in flight, await a retry, are parked, or wait for a delayed message."""
     from bridge.app.finding import reach_lanes
     from bridge.inspect.recorded import recorded_in
 

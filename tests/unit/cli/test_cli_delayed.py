@@ -18,8 +18,9 @@ from bridge.inspect.delayed import Mode
 from bridge.operate.deleting import LanesOfStream, StillUsed
 from bridge.protocol.orders import DELAYED_IDS
 from bridge.routing.ids import member_of
+from bridge.routing.records import HELD
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line
+from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import FakeLeader, fake_leader
 
 HOUR_MS = 3_600_000
@@ -235,10 +236,45 @@ def test_a_ticket_says_that_it_is_held(shell: CommandLine, lane: Lane) -> None:
     delay(lane, first, int(time.time() * 1000) + 30_000, Mode.HOLD)
     lane.hold_back("A", first, 1, 30_000, "")
     found = shell.json("ticket", "show", "A")
-    assert found["retry"]["is_held"]
+    assert (found["state"], found["retry"]["is_held"]) == ("delayed", True)
     assert found["why"].startswith(f"message {first} is delayed and holds its ticket: it is due in ")
     assert found["why"].endswith("(1 message waiting behind)")
     assert "delayed   1" in shell("ticket", "show", "A").stdout
+
+
+@pytest.mark.parametrize(("due_in_ms", "state"), [(HOUR_MS, "delayed"), (-1000, "waiting")])
+def test_a_ticket_that_is_held_is_delayed_until_its_message_is_due(
+    shell: CommandLine, lane: Lane, due_in_ms: int, state: str
+) -> None:
+    lane.join("w1@host")
+    [first] = lane.add("A")
+    lane.read()
+    delay(lane, first, int(time.time() * 1000) + due_in_ms, Mode.HOLD)
+    lane.hold_back("A", first, 1, due_in_ms, HELD)
+    [listed] = shell.json("ticket", "list")["tickets"]
+    assert listed["state"] == shell.json("ticket", "show", "A")["state"] == state
+
+
+def test_a_delayed_ticket_that_is_due_says_what_it_waits_for(
+    lane: Lane, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [due] = delayed_ones(lane, "A", after_ms=-1000)
+    with command_line(tmp_path, monkeypatch, valkey.url, bridge_dead_max=1) as shell:
+
+        def why() -> str:
+            return str(shell.json("ticket", "show", "A")["why"])
+
+        assert f"message {due} was delayed, and is due now; no consumer is alive" in why()
+        lane.join("w1@host")
+        assert f"message {due} was delayed, and is due now; the leader takes it in when it has room" in why()
+        [dead] = lane.add("B")
+        lane.read()
+        lane.bury(dead, *letter("B"))
+        assert "dead letter" not in why(), "nothing unread is before it"
+        lane.add("B")
+        assert "1 dead letter, and bridge_dead_max is 1" in why()
+        lane.depose()
+        assert "no master leads" in why()
 
 
 def test_a_stream_with_delayed_messages_is_not_deleted(lane: Lane) -> None:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 import bridge.inspect.scans
+import bridge.inspect.ticket_search
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.outcomes import Kind, Outcome, decode
 from bridge.routing import records
@@ -181,6 +182,34 @@ def test_a_ticket_whose_messages_have_left_the_stream_is_known_from_the_history(
     # And a ticket with a dead message, whose later messages are done, is done
     lane.bury(ids[0], *letter("A"))
     assert shell.json("ticket", "show", "A")["state"] == State.DONE.value
+
+
+@pytest.mark.parametrize("what", ["dead", "refused"])
+def test_a_ticket_whose_last_message_died_is_dead_when_its_letter_was_dropped(
+    shell: CommandLine, lane: Lane, what: str
+) -> None:
+    [id_] = lane.add("A")
+    lane.read()
+    lane.redis.xadd(lane.keys.history, {"d": orjson.dumps([[id_, "A", "shop.work", "w1@host", 1, 7, 1, 1, 0.1, what]])})
+    lane.finish(id_)
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["state"], seen["last_what"]) == (State.DEAD.value, what)
+    assert " is done" not in seen["why"]
+
+
+def test_a_ticket_whose_last_message_died_is_dead_however_many_died_since(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.inspect.ticket_search, "LETTERS_LOOKED_AT", 2)
+    earlier = lane.add("A", "B", "C", "D")
+    lane.read()
+    for id_, ticket in zip(lane.add("A", "B", "C", "D"), "ABCD", strict=True):
+        lane.read()
+        lane.bury(id_, *letter(ticket, error="ValueError: why"))
+    lane.finish(*earlier)
+    seen = shell.json("ticket", "show", "A")
+    assert seen["state"] == State.DEAD.value
+    assert "ValueError: why" in seen["why"]
 
 
 def test_only_the_newest_letters_are_shown_newest_first(shell: CommandLine, lane: Lane) -> None:
