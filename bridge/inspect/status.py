@@ -1,6 +1,6 @@
 """Reads the state of a lane for `bridge status`: its leader, counts of messages, consumers.
 
-It makes two round trips, two more while messages are delayed, and one more for a limit of the lag in bytes, whatever
+It makes two round trips, some more while messages are delayed, and one more for a limit of the lag in bytes, whatever
 the length of the backlog. The first reads lengths and summaries in one MULTI, so that the numbers belong together. The
 second reads lease, report and queue of each consumer, and up to `RECORDS` ticket records: they say which tickets are
 parked. Nothing else here grows with the number of messages or tickets.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError
 
 from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.holding import RECORDS, Holding, read_holding
 from bridge.inspect.notices import notice_problem
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.reasons import reading_stops
@@ -28,7 +29,7 @@ from bridge.routing.ids import id_key, younger_than
 from bridge.routing.leadership import read_token
 from bridge.routing.notices import Notices, notices_in
 from bridge.routing.numbers import count, duration
-from bridge.routing.records import PARKED, is_held
+from bridge.routing.records import PARKED
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -45,9 +46,6 @@ COUNTED = 1000
 COUNTED_BYTES = 4 * 1024 * 1024
 #: How far, in ms, ids must be ahead of the clock before that is said.
 AHEAD_MS = 60_000
-#: Ticket records that are read to count the parked tickets (approximate). A ticket has a record while it is in flight,
-#: awaits a retry, or is parked.
-RECORDS = 10_000
 #: The record of a parked ticket begins with this.
 _PARKED = f"[{PARKED},".encode()
 #: Counters of events that should not happen, the most serious first.
@@ -82,10 +80,10 @@ class LaneStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait.
+    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait. Not
+    #: the latter of parked tickets, which are in ``parked_messages``.
     delayed: int
-    #: Those of ``delayed`` for which their tickets wait, or will wait. Not those of parked tickets, which are in
-    #: ``parked_messages``.
+    #: Those of ``delayed`` for which their tickets wait, or will wait.
     holding: int
     #: Milliseconds until the next of them is due; below 0: it is overdue. None: there is none.
     next_due_in_ms: int | None
@@ -145,9 +143,9 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         pipe.pttl(keys.leader)
         pipe.zcard(keys.retries)
         pipe.zcard(keys.late)
-        for index in (keys.delayed, keys.holding):
-            pipe.zcard(index)
-            pipe.execute_command("ZRANGEBYSCORE", index, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+        pipe.zcard(keys.delayed)
+        pipe.execute_command("ZRANGEBYSCORE", keys.delayed, "-inf", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+        pipe.zcard(keys.holding)
         pipe.xlen(keys.dead)
         pipe.xlen(keys.outcomes)
         pipe.xlen(keys.stream)
@@ -169,14 +167,11 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         if isinstance(reply, Exception):
             raise reply
     time_, info, token, leader_left, retries, late, *replies = replies
-    overtaking, first_overtaking, holding, first_holding, dead, outcomes, length, *hashes = replies
+    overtaking, first, holding, dead, outcomes, length, *hashes = replies
     counts, registered, drains, unserved, about, notices = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
     registrations = registrations_of(registered)
     pending = Pending.of(pending_raw, lane, registrations, late)
-    # Member and score, in a list of their own with RESP 3.
-    dues = [int((first[0] if len(first) == 1 else first)[1]) for first in (first_overtaking, first_holding) if first]
-
     last_delivered = group.read_to if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
         pipe.execute_command("XRANGE", keys.stream, *younger_than(last_delivered), "COUNT", 1)
@@ -193,13 +188,16 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     if token is not None:
         term, holder = read_token(token)
         leader = Leading(holder, term, max(0, leader_left))
-    oldest = oldest_ms(redis, lane, pending)
+    oldest = oldest_ms(redis, lane, pending, holding, now_ms)
     oldest_unread = _ms_of(next_unread[0][0]) if next_unread else None
     if oldest is None:
         oldest = oldest_unread
-    oldest_holding = held_tickets(records)
-    retrying = max(0, retries - oldest_holding)
-    waiting = max(0, pending.of_master - retries - (holding - oldest_holding))
+    held = read_holding(redis, lane, pending, now_ms) if holding else Holding()
+    # Member and score, in a list of their own with RESP 3.
+    dues = [int((first[0] if len(first) == 1 else first)[1])] if first else []
+    dues += [] if held.next_ms is None else [held.next_ms]
+    retrying = max(0, retries - held.tickets)
+    waiting = max(0, pending.of_master - retrying - held.messages)
     parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
     status = LaneStatus(
         stream=keys.stream,
@@ -214,8 +212,8 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         waiting=waiting,
         in_flight=sum(pending.of_consumers.values()),
         awaiting_retry=retrying,
-        delayed=overtaking + holding,
-        holding=max(0, pending.of_master - waiting - retrying),
+        delayed=overtaking + held.messages,
+        holding=held.messages,
         next_due_in_ms=min(dues) - now_ms if dues else None,
         dead=dead,
         # A parked ticket whose record was not read is known if it has shelved messages.
@@ -348,13 +346,6 @@ def _server(info: dict[str, Any]) -> str:
     if info.get("server_name") == "valkey":
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info['redis_version']}"
-
-
-def held_tickets(records: Any) -> int:
-    """How many of these ticket records, a reply of HSCAN, say that the ticket waits for a message that is not due. Such
-    a ticket is among those that await a retry.
-    """
-    return sum(map(is_held, _as_dict(records).values()))
 
 
 def _as_dict(flat: Any) -> dict[bytes, Any]:

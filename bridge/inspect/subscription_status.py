@@ -41,9 +41,9 @@ class SubscriptionStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due.
+    #: Messages that are not due; of parked tickets only those that others overtake.
     delayed: int
-    #: Those of ``delayed`` for which their tickets wait, or will wait; not those of parked tickets.
+    #: Those of ``delayed`` for which their tickets wait, or will wait.
     holding: int
     #: Messages that wait for the release of parked tickets.
     parked: int
@@ -63,8 +63,8 @@ class SubscriptionStatus:
     #: Whether this user may read its keys. If not, ``led``, ``consumers``, ``awaiting_retry``, ``delayed``, ``dead``
     #: and ``counters`` are 0.
     permitted: bool = True
-    #: Stream -> age in ms of its oldest undone message. Of its lanes that have one, whose dead letters are full, or
-    #: that nobody leads.
+    #: Stream -> age in ms of its oldest undone message. Of its lanes that have one, or a ticket with a record, or whose
+    #: dead letters are full, or that nobody leads.
     unfinished: Mapping[str, int] = field(default_factory=dict)
 
     @property

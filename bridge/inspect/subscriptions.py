@@ -1,7 +1,7 @@
 """Reads all subscriptions of an app at once, for `bridge status` and `bridge subscription`: one row for each.
 
 It makes three round trips, however many lanes there are, one more where the server does not know how much a group has
-not read (`bridge.inspect.stream_status`), and two for each lane that has delayed messages. The numbers of a
+not read (`bridge.inspect.stream_status`), and some for each lane that has delayed messages. The numbers of a
 subscription are the sums over its lanes. They are read one after the other, so they need not belong to one moment.
 """
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from bridge.inspect.holding import Holding, read_holding
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.roster import Pending
-from bridge.inspect.status import RECORDS, held_tickets
 from bridge.inspect.stream_status import StreamStatus, read_streams
 from bridge.inspect.subscription_status import SubscriptionStatus
 from bridge.inspect.undeclared import undeclared_lanes
@@ -51,17 +51,14 @@ def read_subscriptions(
 
 
 #: The replies for each lane that `_read_lanes` asks for first, where this user may not read the lane's keys.
-_NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, 0, 0, 0, (None,) * len(COUNTERS))
+_NOT_PERMITTED: tuple[Any, ...] = (None, (None, None), 0, 0, 0, 0, 0, 0, 0, (None,) * len(COUNTERS))
 _REPLIES = len(_NOT_PERMITTED)
-#: The place of the number of messages for which tickets wait.
-_HOLDING = 5
 
 
 def _read_lanes(
     redis: Redis, streams: Mapping[str, StreamStatus], lanes: Sequence[LaneSettings], declared: Collection[str]
 ) -> list[list[Any]]:
-    """The replies for each lane: `_REPLIES`, then the pending summary, the next unread entry and ticket records, or
-    None.
+    """The replies for each lane: `_REPLIES`, then the pending summary and the next unread entry, or None.
 
     A user of the app need not have permissions for the keys of groups that the app has not ``declared``. Then the first
     reply is None.
@@ -76,6 +73,7 @@ def _read_lanes(
             pipe.zcard(lane.keys.holding)
             pipe.zcard(lane.keys.late)
             pipe.xlen(lane.keys.dead)
+            pipe.hlen(lane.keys.tickets)
             pipe.hmget(lane.keys.counts, *COUNTERS)
         replies = pipe.execute(raise_on_error=False)
     found = []
@@ -86,7 +84,7 @@ def _read_lanes(
             row = list(_NOT_PERMITTED)
         elif error is not None:
             raise error
-        found.append([*row, None, None, None])
+        found.append([*row, None, None])
     # An idle lane has none of them.
     asked: list[tuple[list[Any], int]] = []
     with redis.pipeline(transaction=False) as pipe:
@@ -101,9 +99,6 @@ def _read_lanes(
                 start = ("-", "+") if group is None else younger_than(group.read_to)
                 pipe.execute_command("XRANGE", lane.stream, *start, "COUNT", 1)
                 asked.append((row, _REPLIES + 1))
-            if row[_HOLDING]:
-                pipe.execute_command("HSCAN", lane.keys.tickets, 0, "COUNT", RECORDS)
-                asked.append((row, _REPLIES + 2))
         for (row, at), reply in zip(asked, pipe.execute() if asked else (), strict=True):
             row[at] = reply
     return found
@@ -114,7 +109,7 @@ class _Lane:
 
     def __init__(self, redis: Redis, lane: LaneSettings, stream: StreamStatus, replies: list[Any], now_ms: int) -> None:
         led, (app, format_), consumers, retries, *rest = replies
-        delayed, holding, late, dead, counts, pending_raw, next_unread, records = rest
+        delayed, holding, late, dead, recorded, counts, pending_raw, next_unread = rest
         name = lane.group.encode()
         self.stream = lane.stream
         self.group = stream.groups.get(name)
@@ -124,13 +119,13 @@ class _Lane:
         self.format = None if format_ is None else int(format_)
         self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
         self.unread, self.exact = stream.unread(name)
-        self.delayed = delayed + holding
         self.pending = Pending.of(pending_raw, lane, (), late)
-        oldest_holding = 0 if records is None else held_tickets(records[1])
-        self.retrying = max(0, retries - oldest_holding)
-        self.waiting = max(0, self.pending.of_master - retries - (holding - oldest_holding))
-        self.holding = max(0, self.pending.of_master - self.waiting - self.retrying)
-        oldest = oldest_ms(redis, lane, self.pending)
+        held = read_holding(redis, lane, self.pending, now_ms) if holding else Holding()
+        self.retrying = max(0, retries - held.tickets)
+        self.waiting = max(0, self.pending.of_master - self.retrying - held.messages)
+        self.holding = held.messages
+        self.delayed = delayed + held.messages
+        oldest = oldest_ms(redis, lane, self.pending, holding, now_ms)
         oldest_unread = id_key(next_unread[0][0].decode())[0] if next_unread else None
         if oldest is None:
             oldest = oldest_unread
@@ -140,7 +135,8 @@ class _Lane:
         self.alone_bytes = stream.bytes_of(self.alone)
         self.dead_bytes = stream.bytes_of(dead)
         undone = stream.undone(name)
-        self.unfinished = undone > 0 or dead >= lane.dead_max or not led
+        # A parked ticket without messages has a record.
+        self.unfinished = undone > 0 or recorded > 0 or dead >= lane.dead_max or not led
         unread_s = 0.0 if oldest_unread is None else (now_ms - oldest_unread) / 1000
         self.stopped = lane.max_lag.stops(self.unread, stream.bytes_of(self.unread), unread_s)
 

@@ -163,4 +163,6 @@ def dropped(found: SubscriptionStatus) -> str:
     said = [f"{unread_of(found)} unread"] if found.unread else []
     said += [f"{number:,} {word}" for number, word in numbers if number]
     details = f" ({', '.join(said)})" if said else ""
-    return f"{undone_of(found, 'undone message')}{details} and {count(found.dead, 'dead letter')}"
+    overtaken = found.delayed - found.holding
+    delayed = f", {count(overtaken, 'delayed message')} that others overtake" if overtaken else ""
+    return f"{undone_of(found, 'undone message')}{details}{delayed} and {count(found.dead, 'dead letter')}"

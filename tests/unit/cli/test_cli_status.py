@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import bridge.inspect.holding
 import bridge.inspect.status
 from bridge.link.key_types import TYPES
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
@@ -15,7 +17,7 @@ from bridge.routing.records import HELD
 from bridge.routing.transitions import read
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import free_port
-from tests.commands import CommandLine, Lane, calls_of, command_line, letter
+from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line, letter
 from tests.operators import order_drain, park
 
 
@@ -71,6 +73,81 @@ def test_a_message_for_which_its_ticket_waits_is_counted_as_delayed_alone(shell:
     counted = {name: seen[name] for name in ("waiting", "awaiting_retry", "delayed", "holding")}
     assert counted == {"waiting": 3, "awaiting_retry": 1, "delayed": 2, "holding": 2}
     assert shell.json("subscription", "list")["subscriptions"][0].items() >= {**counted, "undone": 6}.items()
+
+
+def far(lane: Lane, ids: list[str], after_ms: int = 3_600_000) -> None:
+    """Messages that were read hold their tickets for so long."""
+    now_ms = int(time.time() * 1000)
+    lane.redis.zadd(lane.keys.holding, dict.fromkeys(map(member_of, ids), now_ms + after_ms))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("due", [True, False])
+@pytest.mark.parametrize("parked", [True, False])
+def test_messages_that_hold_their_tickets_are_counted_where_they_are(
+    shell: CommandLine, lane: Lane, parked: bool, due: bool, first: bool
+) -> None:
+    """P has 5 messages of which 2 hold it; A has 4, of which the first or the last 2 do."""
+    lane.make_group()
+    aside = lane.add(*"PPPPP")
+    ids = lane.add(*"AAAA")
+    lane.read()
+    if parked:
+        park(lane, "P", aside, "r")
+    far(lane, aside[1:3])
+    held = ids[:2] if first else ids[2:]
+    far(lane, held, -60_000 if due else 3_600_000)
+    if first:
+        lane.hold_back("A", ids[0], 1, -60_000 if due else 3_600_000, HELD)
+    seen = shell.json("status")
+    [row] = shell.json("subscription", "list")["subscriptions"]
+    holding = (0 if due else 2) + (0 if parked else 2)
+    counted = {
+        "waiting": 9 - holding - (5 if parked else 0),
+        "awaiting_retry": 0,
+        "delayed": holding,
+        "holding": holding,
+    }
+    assert {name: seen[name] for name in counted} == counted
+    assert {name: row[name] for name in counted} == counted
+    assert seen["parked_messages"] == row["parked"] == (5 if parked else 0)
+    assert row["undone"] == 9
+    if holding:
+        assert seen["next_due_in_ms"] > 3_000_000
+    else:
+        assert seen["next_due_in_ms"] is None
+    assert seen["oldest_undone_ms"] is not None
+
+
+def test_tickets_that_wait_for_a_delayed_message_are_not_retrying_however_many_there_are(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge.inspect.holding, "RECORDS", 10)
+    lane.make_group()
+    ids = lane.add(*(f"T{n}" for n in range(200)))
+    lane.read()
+    for n, id_ in enumerate(ids):
+        lane.hold_back(f"T{n}", id_, 1, 3_600_000, HELD)
+    far(lane, ids)
+    seen = shell.json("status")
+    assert (seen["waiting"], seen["awaiting_retry"], seen["holding"]) == (0, 0, 200)
+    assert seen["oldest_undone_ms"] is None
+    # One that waits is found behind all of them.
+    [waiting] = lane.add("X")
+    lane.read()
+    age_ms = time.time() * 1000 - int(waiting.partition("-")[0])
+    seen = shell.json("status")
+    assert (seen["waiting"], seen["awaiting_retry"], seen["holding"]) == (1, 0, 200)
+    assert age_ms - 1 <= seen["oldest_undone_ms"] < age_ms + 60_000
+
+
+def test_a_delayed_message_that_is_due_is_undone_since_then(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    [id_] = lane.add("A")
+    lane.read()
+    lane.redis.xclaim(lane.keys.stream, lane.keys.group, lane.keys.delayed_consumer(MASTER), 0, list[Any]([id_]))
+    lane.redis.zadd(lane.keys.delayed, {member_of(id_): int(time.time() * 1000) - 60_000})
+    assert 60_000 <= shell.json("status")["oldest_undone_ms"] < 120_000
 
 
 def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(

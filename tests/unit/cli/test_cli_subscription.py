@@ -14,7 +14,8 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import lead
 from bridge.routing.membership import register
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import APP, CommandLine, command_line
+from tests.commands import APP, CommandLine, Lane, command_line
+from tests.operators import park
 from tests.unit.cli.subscriptions import SUBSCRIPTIONS, full_lane, pushed, raw, shell_of
 
 
@@ -295,6 +296,22 @@ def test_all_partitions_of_a_split_stream_add_up(
             "removed all on ticket_stream:p0, ticket_stream:p1, ticket_stream:p2 with 6 undone messages (6 unread)"
         )
         assert [redis.xinfo_groups(stream) for stream in streams] == [[], [], []]
+
+
+def test_a_parked_ticket_without_messages_is_named_in_the_status_of_all(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    lane = Lane(valkey)
+    for name in SUBSCRIPTIONS:
+        redis.xgroup_create("ticket_stream", name, "0", mkstream=True)
+        lane.keys = LaneKeys("ticket_stream", name)
+        lane.lead()
+        lane.join("w1@here")
+    assert shell.json("status")["problems"] == []
+    park(lane, "A", [], "r")
+    [problem] = shell.json("status")["problems"]
+    assert problem.startswith("search on ticket_stream: 1 ticket parked: ")
+    lane.redis.close()
 
 
 def test_a_subscription_that_reads_nothing_new_is_named(

@@ -10,11 +10,12 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys, layout_key, newer_key
 from bridge.routing.layouts import claim_layout
 from bridge.routing.subscribing import unsubscribe
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, command_line
+from tests.commands import MASTER, CommandLine, command_line
 from tests.unit.cli.subscriptions import SUBSCRIPTIONS, full_lane, pushed, raw, shell_of
 
 
@@ -60,6 +61,23 @@ def test_a_removal_says_what_it_drops_and_leaves_no_key(shell: CommandLine, redi
     assert set(redis.scan_iter()) == {"ticket_stream"}
     assert redis.xlen("ticket_stream") == 3
     assert [one["name"] for one in redis.xinfo_groups("ticket_stream")] == ["search"]
+    lane.redis.close()
+
+
+def test_a_removal_says_how_many_delayed_messages_it_drops(
+    shell: CommandLine, redis: Any, valkey: EmbeddedServer
+) -> None:
+    lane = full_lane(valkey, redis)
+    lane.depose()
+    lane.end_lease("w1@here")
+    [overtaken, held] = pushed(redis, 2)
+    lane.read()
+    far_ms = int(overtaken.partition("-")[0]) + 3_600_000
+    lane.redis.xclaim("ticket_stream", "billing", lane.keys.delayed_consumer(MASTER), 0, list[Any]([overtaken]))
+    redis.zadd(lane.keys.delayed, {member_of(overtaken): far_ms})
+    redis.zadd(lane.keys.holding, {member_of(held): far_ms})
+    said = shell("subscription", "remove", "billing", "--dry-run").stdout
+    assert "with 4 undone messages (1 waiting, 1 in flight, 1 retrying, 1 delayed), 1 delayed message that" in said
     lane.redis.close()
 
 
