@@ -1,8 +1,11 @@
 """Finds delayed messages in a lane. Never writes.
 
 Two sorted sets have them by the time when they are due: messages that others overtake, and messages that hold their
-tickets. A list reads both a page at a time, so the next twenty of a million cost as much as twenty of twenty. There is
-no index by ticket or task: a search for these reads the entry of every delayed message.
+tickets. One of the latter that is due, and behind another message of its ticket, is still in its set: it is not delayed
+any more. One of the former that is due is delayed until the leader moves it.
+
+A list reads both a page at a time, so the next twenty of a million cost as much as twenty of twenty. There is no index
+by ticket or task: a search for these reads the entry of every delayed message.
 """
 
 from __future__ import annotations
@@ -191,8 +194,8 @@ def read_page(redis: Redis, lanes: Sequence[AppLane], selection: Selection, limi
     return page_of(source, limit, selection.matches)
 
 
-def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, DelayedMessage | None]:
-    """The delayed messages of ``ticket`` among the next `LIMIT` of the lane, and the next of them."""
+def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, DelayedMessage | None, frozenset[str]]:
+    """The delayed messages of ``ticket`` among the next `LIMIT` of the lane, the next one, and those that hold it."""
     sources = [_of_lane(redis, lane, "", mode, Selection(), lambda _read: None) for mode in Mode]
     found = []
     looked_at, complete = 0, True
@@ -204,17 +207,18 @@ def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, Dela
         if message.ticket_id == ticket:
             found.append(message)
     ids = tuple(message.id for message in found[:IDS_KEPT])
-    return Scan(ids, len(found), looked_at, complete), found[0] if found else None
+    holding = frozenset(message.id for message in found if message.mode is Mode.HOLD)
+    return Scan(ids, len(found), looked_at, complete), found[0] if found else None, holding
 
 
 def count_of(redis: Redis, lanes: Sequence[AppLane], selection: Selection) -> int:
     """How many delayed messages there are in the selection's time and mode. Ticket and task are not looked at."""
-    low, high = _bounds(selection)
+    now_ms = now_ms_of(redis)
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
             for mode in Mode:
                 if selection.mode in (None, mode):
-                    pipe.zcount(_index(lane.settings, mode), low, high)
+                    pipe.zcount(_index(lane.settings, mode), *_bounds(selection, mode, now_ms))
         return sum(pipe.execute())
 
 
@@ -240,20 +244,22 @@ def find_delayed(redis: Redis, lane: AppLane, message_id: str) -> DelayedMessage
         pipe.zscore(keys.late, member)
         pipe.execute_command("XRANGE", keys.stream, id_, id_)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
-        *replies, groups = pipe.execute(raise_on_error=False)
+        pipe.time()
+        *replies, groups, time_ = pipe.execute(raise_on_error=False)
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     delayed, holding, late, entries = replies
+    now_ms = time_[0] * 1000 + time_[1] // 1000
     fields = tuple(entries[0][1]) if entries else ()
     default = lane.settings.default_task
-    if delayed is not None or holding is not None:
+    if delayed is not None or (holding is not None and int(holding) > now_ms):
         mode = Mode.OVERTAKE if delayed is not None else Mode.HOLD
         due_ms = int(delayed if delayed is not None else holding)
         return DelayedMessage(f"{id_}{lane.id_suffix}", due_ms, mode, fields, default)
     if not fields:
         raise InputError(f"there is no message {shown}: it was never pushed, or it is done and has left the stream")
-    if late is not None:
+    if late is not None or holding is not None:
         raise InputError(f"message {shown} is not delayed any more: it was due, and waits or runs")
     group = group_in(groups, keys.group)
     if group is None or id_key(id_) > id_key(group.read_to):
@@ -280,7 +286,7 @@ def _of_lane(
     on_page: Callable[[int], None],
 ) -> Iterator[DelayedMessage]:
     """The lane's messages of one mode that are due in the selection's time, soonest first, a page at a time."""
-    low, high = _bounds(selection)
+    low, high = _bounds(selection, mode, now_ms_of(redis) if mode is Mode.HOLD else 0)
     behind = selection.behind
     key, stream = _index(lane, mode), lane.stream
     size, read, held = FIRST_PAGE, 0, 0
@@ -314,10 +320,12 @@ def _index(lane: LaneSettings, mode: Mode) -> str:
     return lane.keys.delayed if mode is Mode.OVERTAKE else lane.keys.holding
 
 
-def _bounds(selection: Selection) -> tuple[str, str]:
+def _bounds(selection: Selection, mode: Mode, now_ms: int) -> tuple[str, str]:
     low, high = selection.after_ms, selection.before_ms
     if selection.behind is not None:
         low = max(selection.behind.due_ms, low or 0)
+    if mode is Mode.HOLD:
+        low = max(now_ms + 1, low or 0)
     return "-inf" if low is None else str(low), "+inf" if high is None else str(high)
 
 

@@ -143,10 +143,13 @@ class _LanePages:
                 asked = [row.id for row in rows if self._some_hold]
                 for id_ in asked:
                     pipe.zscore(keys.holding, member_of(id_))
-                replies = pipe.execute()
+                pipe.time()
+                *replies, (seconds, micros) = pipe.execute()
             cut = len(replies) - len(asked)
             *pages, texts = replies[:cut]
-            self._holding = {id_ for id_, due in zip(asked, replies[cut:], strict=True) if due is not None}
+            now_ms = seconds * 1000 + micros // 1000
+            dues = zip(asked, replies[cut:], strict=True)
+            self._holding = {id_ for id_, due in dues if due is not None and int(due) > now_ms}
             rows = _merged(pages, size)
             if all(row.id in self._tickets for row in rows):
                 break
@@ -163,7 +166,8 @@ class _LanePages:
         if row.name == lane.keys.delayed_consumer(lane.master) or (row.name == lane.master and row.id in self._holding):
             state = PendingState.DELAYED
         elif row.name == lane.master:
-            state = PendingState.AWAITING_RETRY if mine else PendingState.WAITING
+            was_begun = mine and record is not None and record.cause != records.HELD
+            state = PendingState.AWAITING_RETRY if was_begun else PendingState.WAITING
         elif ticket is not None and row.name == lane.keys.parked_consumer(lane.master, ticket):
             state = PendingState.PARKED
         elif mine and record is not None and record.in_flight and record.consumer == row.name:

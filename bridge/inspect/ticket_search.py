@@ -125,7 +125,12 @@ def _search(
         waiting = _waiting(redis, settings, ticket, record)
     unread = search_stream(redis, keys, ticket_id, lane.last_delivered or "0-0")
     letters = _letters(redis, settings, ticket)
-    delayed, next_delayed = of_ticket(redis, settings, ticket) if lane.delayed else (nothing, None)
+    delayed, next_delayed, holding = nothing, None, frozenset[str]()
+    if lane.delayed:
+        delayed, next_delayed, holding = of_ticket(redis, settings, ticket)
+    if record is None or not record.parked:
+        # They are under the master's name, too.
+        waiting = _without(waiting, holding - {*(record.ids if record is not None else ())})
 
     in_flight = retry = parked = None
     if record is not None and record.in_flight:
@@ -240,6 +245,12 @@ def _waiting(redis: Redis, settings: LaneSettings, ticket: str, record: records.
         search_pending(redis, keys, master, ticket_id, after=record.ids[-1]),
         search_pending(redis, keys, master, ticket_id, before=record.ids[-1]),
     )
+
+
+def _without(waiting: Scan, holding: frozenset[str]) -> Scan:
+    """``waiting`` without the messages ``holding``."""
+    ids = tuple(id_ for id_ in waiting.ids if id_ not in holding)
+    return replace(waiting, ids=ids, count=max(len(ids), waiting.count - len(holding)))
 
 
 def _in_flight(lane: _Lane, record: records.Record) -> InFlight:

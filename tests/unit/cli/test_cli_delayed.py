@@ -239,6 +239,7 @@ def test_a_ticket_says_that_it_is_held(shell: CommandLine, lane: Lane) -> None:
     assert (found["state"], found["retry"]["is_held"]) == ("delayed", True)
     assert found["why"].startswith(f"message {first} is delayed and holds its ticket: it is due in ")
     assert found["why"].endswith("(1 message waiting behind)")
+    assert (found["waiting"]["count"], found["delayed"]["count"]) == (1, 1)
     assert "delayed   1" in shell("ticket", "show", "A").stdout
 
 
@@ -253,6 +254,34 @@ def test_a_ticket_that_is_held_is_delayed_until_its_message_is_due(
     lane.hold_back("A", first, 1, due_in_ms, HELD)
     [listed] = shell.json("ticket", "list")["tickets"]
     assert listed["state"] == shell.json("ticket", "show", "A")["state"] == state
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_message_that_is_due_and_behind_others_is_not_delayed(shell: CommandLine, lane: Lane, running: bool) -> None:
+    lane.join("w1@host")
+    first, due, waiting, held = lane.add("A", "A", "A", "A")
+    lane.read()
+    now_ms = int(time.time() * 1000)
+    delay(lane, due, now_ms - 1000, Mode.HOLD)
+    delay(lane, held, now_ms + HOUR_MS, Mode.HOLD)
+    if running:
+        lane.dispatch("w1@host", "A", [first])
+    else:
+        lane.finish(first)
+    assert ids_of(shell.json("delayed", "list")) == [held]
+    assert shell.json("delayed", "list")["total"] == 1
+    assert ids_of(shell.json("delayed", "cancel", "--all", "--dry-run")) == [held]
+    assert f"message {due} is not delayed any more" in shell("delayed", "show", due).stderr
+    assert f"message {due} is not delayed any more" in shell("delayed", "cancel", due, "--dry-run").stderr
+    assert shell.json("delayed", "show", held)["mode"] == "hold"
+    seen = shell.json("ticket", "show", "A")
+    assert (seen["waiting"]["ids"], seen["waiting"]["count"]) == ([due, waiting], 2)
+    assert (seen["delayed"]["ids"], seen["delayed"]["count"]) == ([held], 1)
+    states = {one["message_id"]: one["state"] for one in shell.json("pending", "--limit", "9")["messages"]}
+    states.pop(first, None)
+    assert states == {due: "waiting", waiting: "waiting", held: "delayed"}
+    status = shell.json("status")
+    assert (status["waiting"], status["delayed"]) == (2, 1)
 
 
 def test_a_delayed_ticket_that_is_due_says_what_it_waits_for(
