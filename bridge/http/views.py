@@ -44,13 +44,11 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.settings.lane import LaneSettings
 
 T = TypeVar("T")
 
 router = APIRouter(tags=["views"])
-
-#: The port does not know what -A its callers need.
-_ADVICE = Advice("APP")
 
 #: Threads of the views, and the most requests that wait for one.
 THREADS = 2
@@ -105,6 +103,7 @@ async def status(site: SiteOf, caller: Reading, subscription: Subscription = Non
     """The counts of each subscription that the token may read, and what needs attention."""
 
     def read() -> dict[str, Any]:
+        commands = _advice(site)
         lanes = {
             name: found
             for name, found in subscriptions_of(site.app).items()
@@ -115,8 +114,11 @@ async def status(site: SiteOf, caller: Reading, subscription: Subscription = Non
         every = [lane for some in lanes.values() for lane in some]
         with closing(reach_lanes(site.app, every)) as redis:
             found = read_subscriptions(redis, {name: [lane.settings for lane in some] for name, some in lanes.items()})
-            problems = lane_problems(redis, site.settings, every, found, lambda _lane: _ADVICE)
-        return {"subscriptions": [one.document() for one in found], "problems": problems}
+            problems = lane_problems(redis, site.settings, every, found, commands)
+        return {
+            "subscriptions": [one.document(commands(lanes[one.name][0].settings)) for one in found],
+            "problems": problems,
+        }
 
     return _Json(await _off_the_loop(read))
 
@@ -135,7 +137,7 @@ async def ticket(
     """Answers 404 when nothing is known of the ticket."""
 
     def read(redis: Redis, lanes: Sequence[AppLane]) -> dict[str, Any]:
-        found = find_ticket(site.app, redis, lane_of_ticket(lanes, ticket_id), ticket_id, lambda _lane: _ADVICE)
+        found = find_ticket(site.app, redis, lane_of_ticket(lanes, ticket_id), ticket_id, _advice(site))
         if found.state is None:
             raise Problem(404, "nothing is known of this ticket")
         return found.document()
@@ -253,6 +255,19 @@ async def dead_letter(
         return {**name_letter(letters[-1], lane.id_suffix).document(), "letters": len(letters)}
 
     return await _view(site, caller, subscription, read)
+
+
+def _advice(site: Site) -> Callable[[LaneSettings], Advice]:
+    """How the views name commands about a lane. The port does not know what -A its callers need."""
+    subscriptions = subscriptions_of(site.app)
+    version_of = {lane.settings.stream: lane.version for lanes in subscriptions.values() for lane in lanes}
+    newest = site.settings.lane.stream
+
+    def advice(lane: LaneSettings) -> Advice:
+        version = version_of.get(lane.stream, newest)
+        return Advice("APP", lane.group if len(subscriptions) > 1 else None, None if version == newest else version)
+
+    return advice
 
 
 async def _view(

@@ -213,12 +213,17 @@ def of_ticket(redis: Redis, lane: LaneSettings, ticket: str) -> tuple[Scan, Dela
 
 def count_of(redis: Redis, lanes: Sequence[AppLane], selection: Selection) -> int:
     """How many delayed messages there are in the selection's time and mode. Ticket and task are not looked at."""
+    return count_in(redis, [lane.settings for lane in lanes], selection)
+
+
+def count_in(redis: Redis, lanes: Sequence[LaneSettings], selection: Selection) -> int:
+    """As `count_of`."""
     now_ms = now_ms_of(redis)
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
             for mode in Mode:
                 if selection.mode in (None, mode):
-                    pipe.zcount(_index(lane.settings, mode), *_bounds(selection, mode, now_ms))
+                    pipe.zcount(_index(lane, mode), *_bounds(selection, mode, now_ms))
         return sum(pipe.execute())
 
 

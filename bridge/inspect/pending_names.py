@@ -76,6 +76,13 @@ def summarise(redis: Redis, lanes: Sequence[AppLane]) -> PendingSummary:
     )
 
 
+def pending_in(redis: Redis, lane: LaneSettings) -> int:
+    """How many messages are pending in a lane. Raises redis errors."""
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.execute_command("XPENDING", lane.stream, lane.group)
+        return pending_summary(unless_missing(pipe.execute(raise_on_error=False)[0])).total
+
+
 def _consumers(reply: Any, lane: LaneSettings, registered: set[str]) -> Iterator[PendingConsumer]:
     shelves = lane.keys.parked_consumer(lane.master, "")
     for flat in reply:

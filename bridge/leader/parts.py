@@ -85,6 +85,7 @@ class Parts:
             parks=traits.parks,
             breakers=self.breakers,
             letters_full=lambda: not self.intake.open,
+            id_suffix=app_lane.id_suffix,
         )
         self.planner = Planner(lane, envelopes, traits.of, settling.expire)
         self.outcome_pause = OutcomePause(lane)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import click
 from rich.table import Table
 
 from bridge.cli.group import Group
+from bridge.cli.older_versions import say_older
 from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
 from bridge.cli.refusals import fail_for, list_refused, reporting_progress_on_error
 from bridge.cli.target import Target
@@ -21,8 +21,6 @@ from bridge.routing.text import one_line, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from redis import Redis
 
     from bridge.app.lanes import AppLane
     from bridge.operate.replay import LetterResult
@@ -60,19 +58,7 @@ def list_(target: Target, ticket: str | None, task: str | None, reason: str | No
         click.echo("no dead letters" if total == 0 else f"none of the {count(total, 'dead letter')} matches")
     if more:
         click.echo(f"{len(letters):,} shown, there are more: --limit N shows more")
-    for command, number in _of_older_versions(redis, target).items():
-        click.echo(f"{count(number, 'dead letter')} of an older version: {command}")
-
-
-def _of_older_versions(redis: Redis, target: Target) -> Counter[str]:
-    """How many letters the older versions have that the command is not about, by the command that lists them."""
-    found: Counter[str] = Counter()
-    shown = {lane.settings.stream for lane in target.app_lanes}
-    for lane in {older.stream: older for one in target.app_lanes for older in one.older}.values():
-        number = 0 if lane.stream in shown or target.version is not None else int(redis.xlen(lane.keys.dead))
-        if number:
-            found[target.commands(lane).bridge("dead", "list")] += number
-    return found
+    say_older(target, "dead letter", lambda lane: int(redis.xlen(lane.keys.dead)), "dead", "list")
 
 
 @dead.command()

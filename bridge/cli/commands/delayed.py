@@ -10,6 +10,7 @@ import click
 from bridge.cli.delayed_changes import ChangeRequest, changing
 from bridge.cli.delayed_view import due_in, filters, searching, selection_of, table
 from bridge.cli.group import Group
+from bridge.cli.older_versions import say_older
 from bridge.cli.parameters import LIMIT, MESSAGE_ID, Number
 from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
@@ -35,7 +36,8 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
     TIME: as in 2030-01-31T12:00:00+01:00, or +90 for 90 seconds from now.
     """
     from bridge.app.finding import reach_lanes
-    from bridge.inspect.delayed import Selection, count_of, now_ms_of, soonest_first
+    from bridge.inspect.delayed import Selection, count_in, count_of, now_ms_of, soonest_first
+    from bridge.inspect.subscriptions import read_subscriptions
 
     redis = reach_lanes(target.app, target.app_lanes)
     now_ms = now_ms_of(redis)
@@ -53,8 +55,15 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
     else:
         click.echo("no delayed messages" if total == 0 else f"none of {count(total, 'delayed message')} matches")
     if more:
-        rest = "there are more" if selection.reads_entries else f"there are {total:,}"
+        matching = count_of(redis, target.app_lanes, selection)
+        rest = "there are more" if selection.reads_entries else f"there are {matching:,}"
         click.echo(f"the next {len(found):,} are shown, {rest}: --limit N shows more")
+    say_older(target, "delayed message", lambda lane: count_in(redis, [lane], Selection()), "delayed", "list")
+    lanes = [lane.settings for lane in target.app_lanes]
+    (state,) = read_subscriptions(redis, {lanes[0].group: lanes})
+    if state.unread:
+        unread = count(state.unread, "message")
+        click.echo(f"{'' if state.unread_exact else 'at most '}{unread} not read yet, which are not in this list")
 
 
 @delayed.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from bridge.cli.older_versions import say_older
 from bridge.cli.parameters import NON_EMPTY, PLACE, TICKET_ID, Number
 from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
@@ -55,7 +56,7 @@ def pending(
     from bridge.app.finding import reach_lanes
     from bridge.inspect.choice import lanes_with_ticket
     from bridge.inspect.pending import Wanted
-    from bridge.inspect.pending_names import summarise
+    from bridge.inspect.pending_names import pending_in, summarise
     from bridge.inspect.pending_pages import read_pending
     from bridge.inspect.roster import name_of_pending
 
@@ -71,6 +72,7 @@ def pending(
             echo_json(found.document())
         else:
             _print_summary(found)
+            say_older(target, "pending message", lambda lane: pending_in(redis, lane), "pending")
         return
     if consumer is not None:
         consumer = name_of_pending(redis, [lane.settings.keys for lane in lanes], consumer)
@@ -85,6 +87,7 @@ def pending(
         echo_json(page.document())
     else:
         _print_page(page, named=consumer is not None)
+        say_older(target, "pending message", lambda lane: pending_in(redis, lane), "pending")
 
 
 def _print_summary(found: PendingSummary) -> None:

@@ -50,6 +50,7 @@ class Settling:
         parks: Callable[[str], bool],
         breakers: Breakers | None = None,
         letters_full: Callable[[], bool] = lambda: False,
+        id_suffix: str = "",
     ) -> None:
         self._lane = lane
         self._max_attempts = max_attempts
@@ -57,6 +58,8 @@ class Settling:
         self._parks = parks
         self._breakers = breakers or Breakers(lane)
         self._letters_full = letters_full
+        #: What follows a stream id where people read it.
+        self._id_suffix = id_suffix
         self._historical = lane.settings.history > 0
 
     def settle(self, outcome: Outcome, batch: Batch) -> Ticket | None:
@@ -274,7 +277,7 @@ class Settling:
         ticket.cleared()
         ticket.due_ms = 0
         if self._parks(message.task) and ticket.park_reason is None:
-            ticket.park_reason = f"message {message.id} is dead: {outcome.error[:CAUSE_CHARS]}"
+            ticket.park_reason = f"message {message.id}{self._id_suffix} is dead: {outcome.error[:CAUSE_CHARS]}"
         if ticket.park_reason is None and ticket.waiting and not ticket.waiting[0].payload:
             self.give_up(ticket, batch, outcome.error)
             return

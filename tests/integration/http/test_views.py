@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from bridge.inspect import page
+from bridge.routing import records
 from bridge.routing.ids import member_of
 from bridge.routing.keys import LaneKeys
 from bridge.routing.partitions import Layout
@@ -21,6 +22,8 @@ from tests.integration.servers import run_command
 
 GROUP = "concurrency_stream_group"
 APP = "tests.apps.counter"
+#: A time that has not come.
+FAR_MS = 2**50
 
 
 @pytest.fixture
@@ -78,6 +81,22 @@ def test_status_has_each_subscription(port: Port) -> None:
     [one] = port.get(f"/api/status?subscription={GROUP}").body["subscriptions"]
     assert (one["name"], one["unread"], one["undone"]) == (GROUP, 1, 1)
     assert port.get("/api/status?subscription=other").status == 404
+
+
+def test_the_commands_of_a_view_name_the_subscription_and_the_version(valkey: EmbeddedServer) -> None:
+    subscriptions = {"billing": {"task": "shop.apply"}, "search": {"task": "shop.other"}}
+    app = app_of(valkey.url, bridge_subscriptions=subscriptions, bridge_default_task=None, bridge_follows=["old"])
+    parked = records.record(records.PARKED, records.tail("", "", 1, [], 1, "why"))
+    with port_of(app) as port, valkey.client() as client:
+        for stream in ("old", STREAM):
+            client.xgroup_create(stream, "search", "0", mkstream=True)
+            client.hset(LaneKeys(stream, "search").tickets, "A", parked)
+        found = port.get("/api/status").body["problems"]
+        assert any("`bridge -A APP ticket list --parked -s search`" in problem for problem in found), found
+        assert any("`bridge -A APP ticket list --parked -s search --stream old`" in problem for problem in found), found
+        why = port.get("/api/tickets/A?subscription=search").body["why"]
+        assert "`bridge -A APP ticket release -s search A`" in why
+    app.bridge.client.close()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +159,9 @@ def test_the_views_take_the_ids_of_all_layouts(port: Port, stream_id: str, gener
     assert port.get(f"/api/delayed?after={quote(f'1:{id_}')}").status == 200
 
 
-@pytest.mark.parametrize("query", ["limit=2", "limit=3&ticket=last", "limit=1&mode=hold", "limit=2&after_ms=7"])
+@pytest.mark.parametrize(
+    "query", ["limit=2", "limit=3&ticket=last", "limit=1&mode=hold", f"limit=2&after_ms={FAR_MS + 7}"]
+)
 def test_delayed_messages_come_by_page_until_all_were_there_also_those_due_at_one_time(
     port: Port, valkey: EmbeddedServer, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +171,7 @@ def test_delayed_messages_come_by_page_until_all_were_there_also_those_due_at_on
         client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
         for number in range(40):
             id_ = client.xadd(STREAM, {"ticket_id": "last" if number > 37 else f"T{number}", "payload": "1"})
-            due = 7 if 3 < number < 30 else number
+            due = FAR_MS + (7 if 3 < number < 30 else number)
             client.zadd(keys.holding if number % 3 == 0 else keys.delayed, {member_of(id_): due})
         expected = set(range(40))
     if "ticket" in query:

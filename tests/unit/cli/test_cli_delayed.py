@@ -470,3 +470,43 @@ def test_without_a_leader_nothing_is_changed(shell: CommandLine, lane: Lane) -> 
     said = shell("delayed", "cancel", id_)
     assert said.exit_code == 1
     assert "no master leads the lane, so the order cannot be carried out" in said.stderr
+
+
+# -- what a list is not about --------------------------------------------------------------------------------------
+
+
+def test_a_bounded_list_says_how_many_match(shell: CommandLine, lane: Lane) -> None:
+    delayed_ones(lane, *"ABCDE")
+    held = lane.add("F", "G", "H")
+    lane.read()
+    for id_ in held:
+        delay(lane, id_, int(time.time() * 1000) + HOUR_MS, Mode.HOLD)
+    assert "the next 2 are shown, there are 3: " in shell("delayed", "list", "--hold", "--limit", "2").stdout
+    assert "the next 2 are shown, there are 5: " in shell("delayed", "list", "--overtake", "--limit", "2").stdout
+    assert "the next 2 are shown, there are 8: " in shell("delayed", "list", "--limit", "2").stdout
+
+
+def test_a_list_says_how_many_messages_are_not_read_yet(shell: CommandLine, lane: Lane) -> None:
+    lane.add("A", "A")
+    unread = "2 messages not read yet, which are not in this list\n"
+    assert shell("delayed", "list").stdout == f"no delayed messages\n{unread}"
+    assert shell.json("delayed", "list")["total"] == 0
+
+
+def test_a_list_says_where_the_messages_of_an_older_version_are(
+    lane: Lane, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed_ones(lane, "A", "B")
+    [held] = lane.add("C")
+    lane.read()
+    delay(lane, held, int(time.time() * 1000) + HOUR_MS, Mode.HOLD)
+    settings = {"bridge_stream": "v2", "bridge_follows": ["ticket_stream"]}
+    with command_line(tmp_path, monkeypatch, valkey.url, **settings) as shell:
+        for command, thing, none in (
+            (["delayed", "list"], "delayed", "no delayed messages"),
+            (["pending"], "pending", "nothing is pending"),
+        ):
+            words = f"`bridge -A {shell.app} {' '.join(command)} --stream ticket_stream`"
+            assert shell(*command).stdout == f"{none}\n3 {thing} messages of an older version: {words}\n"
+            assert "older version" not in shell(*command, "--stream", "ticket_stream").stdout
+        assert "no such message is pending\n3 pending" in shell("pending", "--state", "waiting").stdout

@@ -42,6 +42,8 @@ from tests.reference.contents import MASTER
 from tests.unit.leader import lane_checks
 from tests.unit.leader.lane_store import FakeEnvelopes, Parcel, Store, id_key
 
+#: What follows a stream id of the lane where people read it.
+ID_SUFFIX = "@p2"
 #: Task -> measured service time in ms.
 TASKS = {"short": 0.1, "middle": 8.0, "long": 50.0, "alone": 0.1, "limited": 0.1}
 TRAITS = {
@@ -120,6 +122,7 @@ class LaneWorld:
             max_attempts=lambda _task: self.settings.max_attempts,
             delay_ms=lambda attempt: attempt * 100,
             parks=lambda _task: self.settings.on_dead == "park",
+            id_suffix=ID_SUFFIX,
         )
         traits = {task: TRAITS.get(task, TaskTraits(True, (None, None))) for task in TASKS}
         envelopes = FakeEnvelopes()

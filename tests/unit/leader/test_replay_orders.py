@@ -13,9 +13,10 @@ from redis.exceptions import ResponseError
 
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.protocol.outcomes import Kind
+from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import can_be_id
-from tests.unit.leader.lane_world import LaneWorld
+from tests.unit.leader.lane_world import ID_SUFFIX, LaneWorld
 from tests.unit.leader.test_lane_parking import next_outcome
 
 #: Id of the letter below.
@@ -71,6 +72,10 @@ def test_one_letter_is_replayed_once_however_many_orders_name_it(*, parked: bool
     world.read()
     assert next_outcome(world, Kind.DEAD) == id_
     with_letter(id_, world)
+    if parked:
+        # `dead show` takes the id that the reason names.
+        reason = records.parse(world.store.tickets["T"]).cause
+        assert reason.startswith(f"message {id_}{ID_SUFFIX} is dead: ")
     batch = Batch()
     with world.patched():
         for order in ("first", "second"):
