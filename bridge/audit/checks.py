@@ -49,7 +49,9 @@ class Check(Enum):
         "overlapped",
         "Each execution of a ticket began after the end of the one before it: exactly on one host, and within the "
         "clock skew on two.",
-        "It compares the clocks of the workers' machines. A clock that is set back looks like an overlap. An "
+        "It compares the clocks of the workers' machines. What follows the `@` in the name of a worker stands for its "
+        "machine: if two machines have the same there, their clocks are compared as one, and may look like an "
+        "overlap. A clock that is set back looks like an overlap. An "
         "execution that was cut off has no times. One whose process was frozen past its lease is `stale`: its "
         "effects were refused, and it is counted apart.",
     )

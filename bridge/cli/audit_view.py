@@ -13,7 +13,7 @@ from rich.text import Text
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, row_document
 from bridge.cli.terminal import echo_error, echo_json
-from bridge.routing.history import What
+from bridge.routing.history import LAST, What
 from bridge.routing.numbers import count, duration, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable
@@ -142,7 +142,8 @@ def print_explanation(*, as_json: bool) -> None:
 
 def _print(result: AuditVerdict, ticket: str | None) -> None:
     rows = result.rows
-    messages = rows[What.DONE] + rows[What.DROPPED] + rows[What.DEAD] + rows[What.REFUSED]
+    # A message that was replayed has died before, and ends once more.
+    messages = max(0, sum(rows[what] for what in LAST) - rows[What.REPLAYED])
     span = duration(result.last_ms - result.first_ms)
     click.echo(
         f"audited {count(result.deliveries, 'row')}: {count(messages, 'message')} that ended, "
@@ -167,7 +168,8 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
     table.add_row("repeats", f"{result.repeats:,}", f"explained: {causes}" if result.repeats else "")
     if rows[What.DROPPED]:
         table.add_row("dropped", f"{rows[What.DROPPED]:,}", "acknowledged, and not handled: their tasks said so")
-    table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", "")
+    replayed = f"{rows[What.REPLAYED]:,} of them replayed" if rows[What.REPLAYED] else ""
+    table.add_row("dead", f"{rows[What.DEAD] + rows[What.REFUSED]:,}", replayed)
     for what, why in _NOT_HANDLED.items():
         if rows[what]:
             table.add_row(what.value, f"{rows[what]:,}", why)

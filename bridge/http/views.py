@@ -97,7 +97,9 @@ class _Json(Response):
 
 
 @router.get(
-    "/api/status", summary="The state of the subscriptions", responses=_responses("As `bridge status --json`.", 404)
+    "/api/status",
+    summary="The state of the subscriptions",
+    responses=_responses("As `bridge status --json` of an app with several subscriptions.", 404),
 )
 async def status(site: SiteOf, caller: Reading, subscription: Subscription = None) -> Response:
     """The counts of each subscription that the token may read, and what needs attention."""

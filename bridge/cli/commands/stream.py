@@ -233,7 +233,7 @@ def repartition(
     why = "" if dry_run or not has_begun else _finish(redis, name, keep_s, timeout_s, said)
     layout = find_layout(redis, name, 1)
     if as_json:
-        whole = layout.older is layout.leaving is None
+        whole = layout.older is layout.leaving is None and not (dry_run and has_begun)
         echo_json({"stream": name, "partitions": partitions, "dry_run": dry_run, "done": whole, "why": why or None})
     if why:
         raise OrderFailed(

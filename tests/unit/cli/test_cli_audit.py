@@ -69,6 +69,10 @@ def test_a_clean_history_exits_0_and_says_how_far_it_reaches(shell: CommandLine,
     assert document["checks"] == dict.fromkeys([check.value for check in Check], 0)
     assert document["deliveries"] == sum(map(len, lane.steps))
     assert document["rows"]["stale"] == 3
+    # Some died and were replayed. Each ended once.
+    assert document["rows"]["replayed"] == 3
+    ended = len(lane.entries) - document["undone"]
+    assert f": {ended:,} messages that ended, " in result.stdout
 
 
 def test_a_violation_exits_1_with_its_message(shell: CommandLine, redis: Redis) -> None:

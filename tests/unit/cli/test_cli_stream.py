@@ -193,3 +193,11 @@ def test_dead_letters_of_an_app_are_not_dropped_by_one_without_a_name(
     assert said.exit_code == 2
     assert "belongs to the app 'bakery', and this has no name: " in said.stderr
     assert redis.xlen(keys.dead) == 1
+
+
+@pytest.mark.parametrize(("partitions", "done"), [("1", True), ("2", False)])
+def test_a_dry_run_of_a_repartition_is_done_if_there_is_nothing_to_do(
+    shell: CommandLine, redis: Any, partitions: str, done: bool
+) -> None:
+    redis.xgroup_create("orders:v2", "concurrency_stream_group", "0", mkstream=True)
+    assert shell.json("stream", "repartition", partitions, "--dry-run")["done"] is done
