@@ -11,6 +11,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
+    MasterNotFoundError,
     Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
@@ -21,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from bridge.routing.address import normalised, sentinels_of
-from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_info, error_code
+from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_info, error_code, no_primary
 
 #: Most connections of one client. When all are busy, a caller waits for a free one.
 CONNECTIONS = 10
@@ -53,6 +54,7 @@ class _Leaving:
         if self._left:
             self._left = False
             await self.disconnect()  # type: ignore[attr-defined]
+            await self.connect()
         await super().send_packed_command(*args, **options)  # type: ignore[misc]
 
 
@@ -125,6 +127,10 @@ class FairPool(BlockingConnectionPool):
             self._free += 1
 
 
+class _OfSentinels(SentinelManagedConnection):
+    read_response = Connection.read_response  # type: ignore[assignment]
+
+
 class _Plain(_Leaving, Connection):
     pass
 
@@ -137,12 +143,24 @@ class _Unix(_Leaving, UnixDomainSocketConnection):
     pass
 
 
-class _Managed(_Leaving, SentinelManagedConnection):
+class _Managed(_Leaving, _OfSentinels):
     pass
 
 
-class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
+class _ManagedTls(_Leaving, _OfSentinels, SentinelManagedSSLConnection):
     pass
+
+
+class _FairPoolOfPrimary(FairPool, SentinelConnectionPool):
+    pass
+
+
+class _Sentinels(Sentinel):
+    async def discover_master(self, service_name: str) -> Any:
+        try:
+            return await super().discover_master(service_name)
+        except MasterNotFoundError:
+            raise no_primary(service_name) from None
 
 
 def drop(client: Redis) -> None:
@@ -178,15 +196,25 @@ def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
         asking = {
             "socket_timeout": min(timeout_s, SENTINEL_S),
             "socket_connect_timeout": min(timeout_s, SENTINEL_S),
+            "retry": options["retry"],
             **driver_info(url),
             **manager["sentinel_kwargs"],
         }
-        asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)
-        kind = _ManagedTls if primary.pop("ssl", False) else _Managed
-        found: Redis = asked.master_for(
-            manager["service_name"], connection_class=kind, socket_keepalive=True, **options, **primary
+        asked = _Sentinels(  # type: ignore[no-untyped-call]
+            sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking
         )
-        return found
+        options["connection_class"] = _ManagedTls if primary.pop("ssl", False) else _Managed
+        pool_class: Any = _FairPoolOfPrimary
+        found = pool_class(
+            service_name=manager["service_name"],
+            sentinel_manager=asked,
+            max_connections=CONNECTIONS,
+            timeout=timeout_s,
+            socket_keepalive=True,
+            **options,
+            **primary,
+        )
+        return Redis.from_pool(found)
     url = normalised(url)
     if url.startswith("unix://"):
         options["connection_class"] = _Unix

@@ -17,7 +17,7 @@ from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSo
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from bridge.routing.address import normalised, sentinels_of
 from bridge.routing.errors import ConfigurationError
@@ -235,7 +235,14 @@ class _Leaving:
         if self._left:
             self._left = False
             self.disconnect()  # type: ignore[attr-defined]
+            # Also asks the sentinels. What `send_packed_command` does by itself goes to the same server again.
+            self.connect()
         super().send_packed_command(*args, **options)  # type: ignore[misc]
+
+
+class _OfSentinels(SentinelManagedConnection):
+    # redis-py's own makes a lost connection of READONLY. Then nobody knows that the command had no effect.
+    read_response = Connection.read_response
 
 
 class _Plain(_Leaving, Connection):
@@ -250,12 +257,31 @@ class _Unix(_Leaving, UnixDomainSocketConnection):
     pass
 
 
-class _Managed(_Leaving, SentinelManagedConnection):
+class _Managed(_Leaving, _OfSentinels):
     pass
 
 
-class _ManagedTls(_Leaving, SentinelManagedSSLConnection):
+class _ManagedTls(_Leaving, _OfSentinels, SentinelManagedSSLConnection):
     pass
+
+
+def no_primary(name: str) -> MasterNotFoundError:
+    """The error to raise when the sentinels name no primary ``name``.
+
+    redis-py's own shows the options of all connections to sentinels, before 8.0 with their password.
+    """
+    return MasterNotFoundError(
+        f"no sentinel names a primary {name!r}: are they up, do they know that name, and do they take the password in "
+        "sentinel_kwargs?"
+    )
+
+
+class _Sentinels(Sentinel):
+    def discover_master(self, service_name: str) -> Any:
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError:
+            raise no_primary(service_name) from None
 
 
 def client(url: str, *, timeout_s: float | None = 5.0, single: bool = False) -> Redis:
@@ -339,7 +365,8 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
         **driver_info(url),
         **manager["sentinel_kwargs"],
     }
-    asked = Sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)
+    sentinel: Any = _Sentinels
+    asked = sentinel(sentinels, min_other_sentinels=manager["min_other_sentinels"], sentinel_kwargs=asking)
     pool = asked.master_for(
         manager["service_name"],
         connection_class=_ManagedTls if primary.pop("ssl", False) else _Managed,

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 import redis
 from redis import Redis
 from redis.exceptions import ResponseError
+from redis.sentinel import MasterNotFoundError
 
 from bridge.routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
 from bridge.routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
@@ -222,6 +223,8 @@ def why_unreachable(exc: BaseException, url: str) -> str:
     reason = " ".join(str(exc).split()).rstrip(".") or type(exc).__name__
     if isinstance(exc, redis.exceptions.BusyLoadingError):
         return f"{reason}; try again when it has"
+    if isinstance(exc, MasterNotFoundError):
+        return reason
     hung_up = any(text in reason for text in HUNG_UP)
     if not url.startswith("rediss://"):
         if hung_up and url.startswith("redis://"):
