@@ -226,11 +226,11 @@ def retry_delay_ms(retry: Retry) -> int | None:
     return None
 
 
-def has_expired(expires: float | date | str, message_id: str) -> bool:
+def has_expired(expires: float | date | str, message_id: str, now_ms: float) -> bool:
     """Whether a message has expired. ``expires``: a time, also as ISO 8601 text, or seconds since the message was added
-    to the stream.
+    to the stream. ``now_ms``: the server's time.
     """
     if isinstance(expires, date | str):
         at = expires if isinstance(expires, datetime) else maybe_iso8601(str(expires))
-        return bool(time.time() >= maybe_make_aware(at, UTC).timestamp())
-    return time.time() >= int(message_id.partition("-")[0]) / 1000 + expires
+        return bool(now_ms >= maybe_make_aware(at, UTC).timestamp() * 1000)
+    return now_ms >= int(message_id.partition("-")[0]) + expires * 1000

@@ -41,6 +41,9 @@ class Deadline(Protocol):
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
 
+    def learn_server_time(self, server_ms: float) -> None:
+        """The server just said that its time is ``server_ms`` (Unix ms)."""
+
     def holds(self, incarnation: str) -> bool:
         """Whether ``incarnation`` holds the lease right now, as far as this machine may trust it."""
 

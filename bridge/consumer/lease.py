@@ -156,6 +156,9 @@ class Lease:
         while not self._stop.is_set():
             found_raw: Any = self._redis.hget(keys.consumers, self._name)
             found = (found_raw, read_registration(found_raw).incarnation) if found_raw else None
+            with self._redis.pipeline(transaction=False) as pipe:
+                pipe.time()
+                self._learn_time(pipe.execute(raise_on_error=False)[0])
             incarnation = uuid.uuid4().hex
             registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
             sent = now_ns()
@@ -237,14 +240,22 @@ class Lease:
             pipe.pexpire(keys.lease(incarnation), lease_ms)
             pipe.set(keys.held(incarnation), report, px=lease_ms)
             pipe.hget(keys.about, "master")
-            there, reported, master = pipe.execute(raise_on_error=False)
+            pipe.time()
+            there, reported, master, time_ = pipe.execute(raise_on_error=False)
         for reply in (there, reported):
             if isinstance(reply, Exception) and not (reply is reported and is_full(reply)):
                 raise reply
+        self._learn_time(time_)
         if master != self._master and isinstance(master, bytes):
             self._master = master
             self._quietly(self._warn_of_differences)
         return bool(there)
+
+    def _learn_time(self, reply: Any) -> None:
+        """Notes the reply to TIME: a message expires by the server's clock. A user that may not ask has its own."""
+        if not isinstance(reply, Exception):
+            seconds, micros = reply
+            self._deadline.learn_server_time(seconds * 1000 + micros / 1000)
 
     def _warn_of_differences(self) -> None:
         """Logs how this worker differs from the leader. Called when the worker sees a new leader."""

@@ -6,7 +6,6 @@ must be deleted in the same step. A letter is dropped with a plain XDEL.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -91,6 +90,8 @@ def check_replay(
 
     A message that was refused may be valid now, because its task or a larger `bridge_max_payload` was deployed.
     """
+    seconds, micros = redis.time()
+    now_ms = seconds * 1000 + micros // 1000
     newest = {letter.message_id: letter.id for letter in sorted(letters, key=lambda one: id_key(one.id))}
     for some in _pages(letters, ENTRIES):
         with redis.pipeline(transaction=False) as pipe:
@@ -111,7 +112,7 @@ def check_replay(
                 why = f"it still cannot be processed ({found.reason.value}{detail}): push a correct message"
             elif isinstance(found, LeftOut):
                 why = LEFT_OUT_NOW
-            elif found.options is not None and found.options.has_expired(time.time() * 1000):
+            elif found.options is not None and found.options.has_expired(now_ms):
                 why = HAS_EXPIRED
             yield LetterResult(letter, why)
 

@@ -123,7 +123,7 @@ MUTATIONS = [
         ("ledger: expired",),
         (
             Edit("bridge/leader/picture/planner.py", "head.options.has_expired(now_ms)", "False"),
-            Edit("bridge/worker/pool/execute.py", "time.time() * 1000 >= own.expires_ms", "False"),
+            Edit("bridge/worker/pool/execute.py", "self.shared.server_ms >= own.expires_ms", "False"),
         ),
         long=True,
     ),

@@ -254,8 +254,8 @@ class Settling:
         if not message.payload:
             reason = Refused.TRIMMED.value
         elif outcome.kind is Kind.DEAD and outcome.error == EXPIRED:
-            # Its worker found that out.
-            reason = EXPIRED
+            # Its consumer found that out, and did not begin it.
+            reason, attempts = EXPIRED, attempts - 1
             batch.count("expired")
         elif outcome.kind is Kind.DEAD:
             reason = "asked not to come again"

@@ -1,7 +1,7 @@
 """The shared page: memory that a worker's main process, its pool children and its watcher all see.
 
-- The main process writes the lease (deadline and incarnation), which messages it recalls, and which messages an
-  operator revoked. A child reads the lease here, so it can check it even when the main process is frozen.
+- The main process writes the lease (deadline and incarnation), the server's time, which messages it recalls, and which
+  messages an operator revoked. A child reads the lease here, so it can check it even when the main process is frozen.
 - Each thread, greenlet or process that runs messages has a row. There it writes the fence that it is running. When a
   child or the whole worker dies, the others read here what it was running.
 
@@ -17,6 +17,7 @@ import mmap
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,7 @@ EVERYTHING = 2**63 - 1
 # Words of the page, 8 bytes each.
 _DEADLINE, _RECALLED, _INCARNATION_NUMBER, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
 _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
+_SERVER_AHEAD = 12
 _FIRST_ROW = 16
 _ROW = 5
 _PID, _START, _FENCE, _ROW_INCARNATION_NUMBER, _ASKED = range(_ROW)
@@ -102,6 +104,16 @@ class SharedPage:
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
         self._numbers[_DEADLINE] = 0
+
+    def learn_server_time(self, server_ms: float) -> None:
+        """The server just said that its time is ``server_ms`` (Unix ms)."""
+        self._numbers[_SERVER_AHEAD] = int(server_ms * 1e6) - now_ns()
+
+    @property
+    def server_ms(self) -> float:
+        """The server's time (Unix ms), as the newest renewal told it. Before that it is this machine's."""
+        ahead = self._numbers[_SERVER_AHEAD]
+        return (now_ns() + ahead) / 1e6 if ahead else time.time() * 1000
 
     @property
     def incarnation(self) -> str:

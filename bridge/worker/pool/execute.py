@@ -158,10 +158,10 @@ class Execution:
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return delivery.outcome(Kind.DEAD, error=f"unknown task {delivery.task}"), ignored("unknown task")
-        if task.expires is not None and has_expired(task.expires, delivery.message_id):
+        if task.expires is not None and has_expired(task.expires, delivery.message_id, self.shared.server_ms):
             return self._expired(task, delivery, f"Revoked: expired ({task.expires})")
         own = delivery.own
-        if own is not None and own.expires_ms is not None and time.time() * 1000 >= own.expires_ms:
+        if own is not None and own.expires_ms is not None and self.shared.server_ms >= own.expires_ms:
             return self._expired(task, delivery, EXPIRED_ERROR)
         if task.__trace__ is None:
             # Pools that do not fork build tracers late.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bridge.routing.message_options import EXPIRED
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.yard import ProcessYard
@@ -215,6 +216,34 @@ def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
     lane.assert_at_rest()
     assert lane.count("dead") == 0
     assert set(attempts(lane)) == {1}, "nobody is to blame for a clock"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+def test_a_message_expires_by_the_servers_clock_whatever_time_its_worker_has(
+    lane: LaneUnderTest, others: dict[str, SettableClock], ahead_s: float
+) -> None:
+    others["w1"].set(ahead_s)
+    lane.master("m1")
+    lane.worker("w1", "--concurrency=1", wait=True, **others["w1"].env)
+    lane.wait_consumers(1)
+
+    def push(ticket: str, n: int, ms: int = 0, **options: int) -> str:
+        fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": n, "ms": ms}), **options}
+        return str(lane.redis.xadd(lane.keys.stream, fields))
+
+    # It takes the only process. The next one was sent to the worker before it expires, and its turn comes later.
+    push("busy", 1, ms=2500)
+    wait_until(lambda: lane.executions() == 1, description="the first task to begin")
+    now_ms = int(time.time() * 1000)
+    late = push("late", 1, expires=now_ms + 1000)
+    push("in-time", 1, expires=now_ms + 1_800_000)
+    lane.push("by-task", {"n": 1}, "counter.expires")
+    lane.wait_done(4)
+    [letter] = lane.dead_letters()
+    assert (letter["message_id"], letter["reason"], letter["attempts"]) == (late, EXPIRED, "0")
+    assert [lane.log(ticket) for ticket in ("busy", "late", "in-time", "by-task")] == [[1], [], [1], [1]]
+    lane.assert_at_rest()
 
 
 def attempts(lane: LaneUnderTest) -> list[int]:

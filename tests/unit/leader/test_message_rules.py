@@ -69,6 +69,17 @@ def test_a_message_that_has_not_begun_when_it_expires_is_dead_and_its_ticket_goe
     assert world.store.tickets == {}
 
 
+def test_a_message_whose_consumer_finds_that_it_has_expired_has_no_attempt_either() -> None:
+    world = world_of()
+    [id_] = world.push("T", expires=world.now + 1)
+    world.read()
+    [(parcel, ticket)] = world.running()
+    world.step([world.outcome(parcel, ticket, Kind.DEAD, error=EXPIRED)])
+    assert world.store.dead == [id_]
+    [letter] = world.store.letters.values()
+    assert (letter["reason"], letter["attempts"]) == (EXPIRED, "0")
+
+
 def test_a_message_that_expires_later_runs() -> None:
     world = world_of()
     [id_] = world.push("T", expires=world.now + 1)

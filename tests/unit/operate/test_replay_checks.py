@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,11 +12,14 @@ from bridge.routing.message_options import HAS_EXPIRED
 from bridge.routing.messages import EntryParser
 
 KEYS = LaneKeys("s", "g")
+#: The server's time, which is not that of this machine.
+NOW_S = 1_500_000_000
 
 
 def reasons(*entries: list[bytes]) -> list[str | None]:
     """Why the message of each entry is not replayed; None: it is."""
     redis: Any = MagicMock()
+    redis.time.return_value = (NOW_S, 0)
     ids = [b"%d-0" % (number + 1) for number in range(len(entries))]
     found = [[(id_, entry)] for id_, entry in zip(ids, entries, strict=True)]
     redis.pipeline.return_value.__enter__.return_value.execute.return_value = found
@@ -27,7 +29,7 @@ def reasons(*entries: list[bytes]) -> list[str | None]:
 
 
 def test_an_expired_message_is_told_and_other_options_are_no_hindrance() -> None:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = NOW_S * 1000
     plain = [b"ticket_id", b"T", b"payload", b"1"]
     options = [b"max_attempts", b"2", b"timeout", b"5", b"priority", b"9"]
     assert reasons(
@@ -40,6 +42,7 @@ def test_an_expired_message_is_told_and_other_options_are_no_hindrance() -> None
 
 def test_a_letter_that_names_no_id_hinders_no_other_letter() -> None:
     redis: Any = MagicMock()
+    redis.time.return_value = (NOW_S, 0)
     pipe = redis.pipeline.return_value.__enter__.return_value
     pipe.execute.return_value = [[(b"1-0", [b"ticket_id", b"T", b"payload", b"1"])]]
     named = [b"", b"x", b"%d-0" % 2**64, b"1-0", b"5"]

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -331,3 +332,12 @@ def test_every_process_knows_a_revoked_id_also_after_old_ones_were_overwritten(
     newest = [f"{n}-1" for n in range(32, 40)]
     assert in_a_child(lambda: all(map(SharedPage.attach(shared.fd).is_revoked, newest)))
     assert not SharedPage.attach(shared.fd).is_revoked("1-0")
+
+
+def test_all_processes_see_the_servers_time() -> None:
+    shared = SharedPage()
+    # Not known yet: that of this machine
+    assert abs(shared.server_ms - time.time() * 1000) < 60_000
+    for ahead_ms in (3_600_000, -3_600_000):
+        shared.learn_server_time(time.time() * 1000 + ahead_ms)
+        assert in_a_child(lambda ahead=ahead_ms: abs(shared.server_ms - time.time() * 1000 - ahead) < 60_000)  # type: ignore[misc]
