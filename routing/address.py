@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlencode, urlsplit
 
@@ -32,6 +32,8 @@ CERT_REQS = {
 }
 #: How to let the certificate be checked, for error messages.
 CHECKED = "ssl_cert_reqs=required&ssl_ca_certs=FILE"
+#: An address of IP 6 without a port.
+_IP6 = re.compile(r"\[[0-9A-Fa-f:.]+(%25\w+)?\]")
 #: What users call the address that Celery's settings hold.
 BROKER = "the broker's URL"
 #: How to write a password, for error messages.
@@ -50,7 +52,8 @@ def without_password(url: str) -> str:
     login, at, place = rest.rpartition("@")
     place = place.partition("?")[0]
     host, colon, port = place.partition("/")[0].rpartition(":")
-    if colon and not port.isdigit() and not place.startswith("/") and "," not in place:
+    is_host = port.isdigit() or place.startswith("/") or "," in place or _IP6.fullmatch(place.partition("/")[0])
+    if colon and not is_host:
         # ``redis://:secret``: no @, but no port either.
         place = f"{host}:***"
     user = login.partition(":")[0]
@@ -129,6 +132,41 @@ def cert_reqs(value: Any) -> str:
     return found
 
 
+def _flag(text: str) -> bool:
+    return text.lower() not in ("false", "0", "no")
+
+
+def _verify_flags(text: str) -> list[ssl.VerifyFlags]:
+    return [ssl.VerifyFlags[name.strip()] for name in text.strip("[]").split(",") if name]
+
+
+#: Options of TLS that redis-py takes as objects -> what makes them of their texts.
+_TLS_OBJECTS: dict[str, Callable[[str], Any]] = {
+    "ssl_check_hostname": _flag,
+    "ssl_validate_ocsp": _flag,
+    "ssl_validate_ocsp_stapled": _flag,
+    "ssl_min_version": lambda text: ssl.TLSVersion(int(text)),
+    "ssl_include_verify_flags": _verify_flags,
+    "ssl_exclude_verify_flags": _verify_flags,
+}
+
+
+def tls_objects(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that are texts, and that redis-py takes as objects. It makes few of them itself.
+
+    Raises ValueError, worded as redis-py's own.
+    """
+    found = {}
+    for name, made_of in _TLS_OBJECTS.items():
+        text = options.get(name)
+        if isinstance(text, str):
+            try:
+                found[name] = made_of(text)
+            except (ValueError, KeyError):
+                raise ValueError(f"Invalid value for '{name}'") from None
+    return found
+
+
 def sentinels_of(address: str) -> tuple[list[tuple[str, int]], dict[str, Any], dict[str, Any]]:
     """(sentinels, options of `redis.sentinel.Sentinel`, of the connections to the primary) of a ``sentinel://`` text.
 
@@ -160,8 +198,6 @@ def sentinels_of(address: str) -> tuple[list[tuple[str, int]], dict[str, Any], d
         primary["username"] = unquote(user)
     if password:
         primary["password"] = unquote(password)
-    if "ssl_check_hostname" in given:
-        primary["ssl_check_hostname"] = given.pop("ssl_check_hostname").lower() not in ("false", "0", "no")
     if given:
-        primary.update(ssl=True, **given)
+        primary.update({"ssl": True, **given, **tls_objects(given)})
     return sentinels, manager, primary

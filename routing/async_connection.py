@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from bridge.routing.address import normalised, sentinels_of
+from bridge.routing.address import normalised, sentinels_of, tls_objects
 from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_info, error_code, no_primary
 
 #: Most connections of one client. When all are busy, a caller waits for a free one.
@@ -222,5 +222,5 @@ def async_client(url: str, *, timeout_s: float = 5.0) -> Redis:
         options["socket_keepalive"] = True
         options["connection_class"] = _Tls if url.startswith("rediss://") else _Plain
     pool = FairPool.from_url(url, max_connections=CONNECTIONS, timeout=timeout_s, **options)
-    pool.connection_kwargs.update(protocol=2, decode_responses=False)
+    pool.connection_kwargs.update(protocol=2, decode_responses=False, **tls_objects(pool.connection_kwargs))
     return Redis.from_pool(pool)

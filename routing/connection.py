@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from bridge.routing.address import normalised, sentinels_of
+from bridge.routing.address import normalised, sentinels_of, tls_objects
 from bridge.routing.errors import ConfigurationError
 
 #: Longest time to open a connection, in seconds, if there is a limit for replies at all.
@@ -140,7 +140,6 @@ _OBJECTS = frozenset(
         "cache_factory",
         "command_packer",
         "connection_class",
-        "credential_provider",
         "driver_info",
         "encoder_class",
         "event_dispatcher",
@@ -315,7 +314,14 @@ def check_options(url: str) -> None:
     redis-py would find out with its first connection only, and its message would not help a user.
     """
     cannot = "the broker's URL has an option that cannot work"
-    if found := sorted(_OBJECTS.intersection(parse_qs(url.partition("?")[2]))):
+    options = parse_qs(url.partition("?")[2])
+    if "credential_provider" in options:
+        # Celery's connections take the name of a class.
+        raise ConfigurationError(
+            "the broker's URL has credential_provider, which the bridge's own connections cannot use: put user and "
+            "password into the URL"
+        )
+    if found := sorted(_OBJECTS.intersection(options)):
         raise ConfigurationError(f"{cannot}: {found[0]} needs an object, and a URL holds text only")
     try:
         # The connection is built and not opened. Building it checks the options.
@@ -378,7 +384,7 @@ def _client_of_primary(url: str, options: dict[str, Any], single: bool) -> Redis
 
 def _owner_of(pool: ConnectionPool, single: bool) -> Redis:
     # Set again, because the URL's options were applied after them.
-    pool.connection_kwargs.update(_RAW)
+    pool.connection_kwargs.update({**_RAW, **tls_objects(pool.connection_kwargs)})
     made = Redis(connection_pool=pool, single_connection_client=single)
     # The pool belongs to this client, and is closed with it.
     made.auto_close_connection_pool = True

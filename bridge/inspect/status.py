@@ -345,7 +345,7 @@ def _differing(status: LaneStatus, registrations: dict[str, Registration]) -> li
 def _server(info: dict[str, Any]) -> str:
     if info.get("server_name") == "valkey":
         return f"Valkey {info['valkey_version']}"
-    return f"Redis {info['redis_version']}"
+    return f"Redis {info.get('redis_version', 'of an unknown version')}"
 
 
 def _as_dict(flat: Any) -> dict[bytes, Any]:

@@ -193,7 +193,7 @@ def over(client_: Any, other: Any) -> Iterator[None]:
 
 
 def check_server(client_: Redis, url: str) -> tuple[int, ...]:
-    """The version of the server behind ``client_``.
+    """The version of the server behind ``client_``; empty when it does not say it.
 
     Raises `ServerUnavailable`, `ServerTooOld` or `ServerUnfit`, one line each.
     """
@@ -210,9 +210,11 @@ def check_server(client_: Redis, url: str) -> tuple[int, ...]:
             raise lacks from None
         raise ServerUnavailable(f"Redis at {shown} does not answer as expected: {exc}") from None
     # Valkey reports the Redis version that it is compatible with as redis_version.
-    version = tuple(int(part) for part in re.findall(r"\d+", str(info["redis_version"]))[:3])
-    if version < OLDEST:
-        raise ServerTooOld(f"Redis at {shown} is {info['redis_version']}; the bridge needs 6.2 or newer")
+    said = str(info.get("redis_version", ""))
+    version = tuple(int(part) for part in re.findall(r"\d+", said)[:3])
+    # Some services hide it.
+    if version and version < OLDEST:
+        raise ServerTooOld(f"Redis at {shown} is {said}; the bridge needs 6.2 or newer")
     if (why := unfit(info)) is not None:
         raise ServerUnfit(f"Redis at {shown} {why}")
     return version
@@ -225,6 +227,8 @@ def why_unreachable(exc: BaseException, url: str) -> str:
         return f"{reason}; try again when it has"
     if isinstance(exc, MasterNotFoundError):
         return reason
+    if "max number of clients" in reason:
+        return f"{reason}; raise its maxclients, or let programs end that hold connections"
     hung_up = any(text in reason for text in HUNG_UP)
     if not url.startswith("rediss://"):
         if hung_up and url.startswith("redis://"):

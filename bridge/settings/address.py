@@ -12,6 +12,8 @@ An address may hold a password: call `without_password` before it is shown.
 from __future__ import annotations
 
 import json
+import os
+import ssl
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, urlencode
@@ -137,9 +139,25 @@ def _broker_ssl(app: Celery) -> dict[str, str]:
         )
     if "ssl_cert_reqs" not in given:
         raise ConfigurationError("broker_use_ssl has no ssl_cert_reqs; use ssl.CERT_REQUIRED and ssl_ca_certs")
-    texts = {name: str(value) for name, value in given.items() if value is not None}
+    texts = {name: _ssl_text(name, value) for name, value in given.items() if value is not None}
     texts["ssl_cert_reqs"] = cert_reqs(given["ssl_cert_reqs"])
     return texts
+
+
+def _ssl_text(name: str, value: Any) -> str:
+    """An option of ``broker_use_ssl`` as a text, which `bridge.routing.address.tls_objects` reads."""
+    try:
+        if name == "ssl_min_version":
+            return str(int(ssl.TLSVersion(value)))
+        if name in ("ssl_include_verify_flags", "ssl_exclude_verify_flags"):
+            return ",".join(str(ssl.VerifyFlags(flag).name) for flag in value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"broker_use_ssl: {name} has a value that cannot work") from None
+    if not isinstance(value, str | int | os.PathLike):
+        raise ConfigurationError(
+            f"broker_use_ssl: {name} is no text, number or path: the bridge's own connections cannot use it"
+        )
+    return str(value)
 
 
 def _sentinel(parts: list[SplitResult], options: Mapping[str, Any], secure: Mapping[str, str]) -> str:

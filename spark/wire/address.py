@@ -167,11 +167,9 @@ def _values_of(info: bytes) -> dict[str, str]:
 
 
 def _version(info: dict[str, str]) -> tuple[int, int] | None:
-    """Major and minor of ``redis_version``; None when a proxy hides it."""
-    if "redis_version" not in info:
-        return None
-    numbers = info["redis_version"].split(".")
-    return (int(numbers[0]), int(numbers[1]))
+    """Major and minor of ``redis_version``; None when a service hides it."""
+    numbers = re.findall(r"\d+", info.get("redis_version", ""))
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else None
 
 
 def first_line(error: Exception) -> str:

@@ -8,13 +8,15 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import redis
 import trustme
 
 from bridge.link.connections import check_server, client, why_unreachable
-from bridge.routing.errors import ServerUnavailable
+from bridge.routing.errors import ServerTooOld, ServerUnavailable
 
 HOST = "127.0.0.1"
 
@@ -128,3 +130,22 @@ def test_a_plain_server_that_hangs_up_may_speak_tls_or_be_protected(how: str, ur
     said = why_unreachable(redis.exceptions.ConnectionError(f"{how}."), url)
     assert said.startswith(f"{how}; is it ")
     assert said.endswith(end)
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "rediss://h/0?ssl_cert_reqs=none", "unix:///h"])
+def test_a_server_with_too_many_clients_is_running(url: str) -> None:
+    said = why_unreachable(redis.exceptions.ConnectionError("max number of clients reached"), url)
+    assert said == "max number of clients reached; raise its maxclients, or let programs end that hold connections"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "found"),
+    [({}, ()), ({"redis_version": "unknown"}, ()), ({"redis_version": ""}, ()), ({"redis_version": "7.4"}, (7, 4))],
+)
+def test_a_server_that_does_not_say_its_version_is_taken(hidden: dict[str, str], found: tuple[int, ...]) -> None:
+    answers: Any = MagicMock()
+    answers.info.return_value = hidden
+    assert check_server(answers, "redis://h") == found
+    answers.info.return_value = {"redis_version": "6.0.20"}
+    with pytest.raises(ServerTooOld, match=r"is 6\.0\.20"):
+        check_server(answers, "redis://h")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from inspect import signature
 from typing import Any
@@ -14,6 +15,7 @@ from redis.connection import AbstractConnection, Connection, SSLConnection, Unix
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
 from bridge.link.connections import client
+from bridge.routing.async_connection import async_client
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.address import without_password
 from bridge.settings.app import read_settings
@@ -69,6 +71,55 @@ def test_tls_in_broker_use_ssl_is_checked_as_it_says(scheme: str) -> None:
 def test_every_way_to_say_what_to_check_is_understood(value: Any) -> None:
     found = address("redis://h", broker_use_ssl={"ssl_cert_reqs": value})
     assert found == f"rediss://h?ssl_cert_reqs={str(getattr(value, 'name', value)).lower().removeprefix('cert_')}"
+
+
+@pytest.mark.parametrize("make", [client, async_client])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "sentinel"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ssl_min_version", ssl.TLSVersion.TLSv1_2),
+        ("ssl_validate_ocsp", False),
+        ("ssl_validate_ocsp", True),
+        ("ssl_validate_ocsp_stapled", False),
+        ("ssl_check_hostname", False),
+        ("ssl_include_verify_flags", [ssl.VerifyFlags.VERIFY_X509_STRICT]),
+        ("ssl_exclude_verify_flags", [ssl.VerifyFlags.VERIFY_X509_STRICT, ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF]),
+        ("ssl_ciphers", "ECDHE+AESGCM"),
+    ],
+)
+def test_options_of_tls_come_as_the_objects_that_they_are(
+    name: str, value: Any, scheme: str, make: Callable[[str], Any]
+) -> None:
+    if name not in signature(SSLConnection.__init__).parameters:
+        pytest.skip(f"this redis-py has no {name}")
+    use = {"ssl_cert_reqs": ssl.CERT_REQUIRED, name: value}
+    found = address(f"{scheme}://h:1/0", broker_use_ssl=use, broker_transport_options={"master_name": "m"})
+    assert make(found).connection_pool.connection_kwargs[name] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ssl_min_version", "TLSv1.2"),
+        ("ssl_min_version", 3),
+        ("ssl_include_verify_flags", ssl.CERT_REQUIRED),
+        ("ssl_include_verify_flags", ["strict"]),
+        ("ssl_ocsp_context", object()),
+        ("ssl_ca_data", b"DER"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["redis", "sentinel"])
+def test_an_option_of_tls_that_cannot_be_used_is_named(scheme: str, name: str, value: Any) -> None:
+    use = {"ssl_cert_reqs": ssl.CERT_REQUIRED, name: value}
+    said = refusal(f"{scheme}://h", broker_use_ssl=use, broker_transport_options={"master_name": "m"})
+    assert said.startswith(f"broker_use_ssl: {name} ")
+
+
+@pytest.mark.parametrize("name", ["ssl_min_version", "ssl_include_verify_flags"])
+def test_a_bad_value_of_such_an_option_in_a_url_is_named(name: str) -> None:
+    said = refusal(f"rediss://h/0?ssl_cert_reqs=required&{name}=mine")
+    assert said == f"the broker's URL has an option that cannot work: {name}"
 
 
 def test_tls_that_checks_nothing_without_saying_so_is_refused() -> None:
@@ -181,6 +232,13 @@ SECRET = "sesame"
         (f"redis://{SECRET}", f"redis://{SECRET}"),  # a host, as far as anybody can tell
         (f"redis://:{SECRET}", "redis://:***"),
         (f"redis://u:{SECRET}/x", "redis://u:***"),
+        ("redis://[::1]", "redis://[::1]"),
+        ("redis://[::1]/0", "redis://[::1]/0"),
+        ("redis://[2001:db8::1]:7/0", "redis://[2001:db8::1]:7/0"),
+        ("redis://[fe80::1%25eth0]/0", "redis://[fe80::1%25eth0]/0"),
+        (f"redis://:{SECRET}@[::1]/1", "redis://:***@[::1]/1"),
+        ("redis://:[::1]", "redis://:[::***"),
+        ("redis://u:[ab:12]/x", "redis://u:[ab:***"),
         (f"sentinel://:{SECRET}@h1:1;sentinel://:{SECRET}@h2/0", "sentinel://:***@h2/0"),
         (f"redis://:a;{SECRET}@h/0", "redis://:***@h/0"),
         (f"u:{SECRET}@h", "u:***@h"),
@@ -224,7 +282,8 @@ def test_a_database_that_celery_would_not_use_is_refused(url: str, said: str) ->
             "socket_keepalive_options needs an object",
         ),
         ("redis://localhost:6379/0?socket_type=1", "cannot work: socket_type needs an object"),
-        ("redis+socket:///tmp/s.sock?credential_provider=x", "cannot work: credential_provider needs an object"),
+        ("redis+socket:///tmp/s.sock?credential_provider=x", "credential_provider, which the bridge's own connections"),
+        ("redis://h/0?credential_provider=module.Class", "credential_provider, which the bridge's own connections"),
         ("redis://localhost:6379/0?encoding=utf-9", "an option that cannot work: encoding"),
         ("redis://localhost:6379/0?socket_timeout=x", "an option that cannot work: socket_timeout"),
         ("redis://localhost:6379/0?socket_timeout=-1", "socket_timeout must be above 0"),

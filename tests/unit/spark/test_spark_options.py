@@ -17,9 +17,9 @@ from pyspark.sql.types import (
 )
 
 from bridge.routing.connection import client
-from bridge.routing.errors import ConfigurationError, ServerUnavailable
+from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
 from bridge.spark import RedisStreamDataSource
-from bridge.spark.wire.address import check_url, connect, without_secrets
+from bridge.spark.wire.address import _check_fit, check_url, connect, without_secrets
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.limits import MAX_FIELDS
 from bridge.spark.write.options import WriteOptions, parse, parse_streaming
@@ -223,3 +223,10 @@ def test_a_stream_is_never_overwritten() -> None:
 def test_importing_the_package_does_not_load_pyspark() -> None:
     code = "import spark, sys; assert 'pyspark' not in sys.modules; spark.RedisStreamDataSource.name()"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("said", ["", "unknown", "7", "6.2"])
+def test_a_server_that_hides_its_version_is_taken(said: str) -> None:
+    _check_fit("redis://h", {"redis_version": said} if said else {})
+    with pytest.raises(ServerTooOld):
+        _check_fit("redis://h", {"redis_version": "6.0.20"})
