@@ -50,7 +50,7 @@ _OBJECTS = (StructType, ArrayType, MapType, VariantType)
 _INSTANTS = (TimestampType, TimestampNTZType, DateType)
 #: Keys of a map that Spark writes as their text (`map()` has those of no type). Of others it writes what Java has: an
 #: address, a number of days.
-_KEYS = (StringType, BooleanType, *_WHOLE, *_BROKEN, NullType)
+_KEYS = (StringType, BooleanType, *_INTEGERS, *_FRACTIONAL, NullType)
 #: Formats of times in a payload, with microseconds: Spark has them, and would write milliseconds.
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
