@@ -76,7 +76,7 @@ class Lag:
         self._were_pending = 0
         self._looked_at = time.monotonic()
         #: Most messages that may be pending; None: no limit.
-        self._ahead = self._most_ahead(self._most())
+        self._pending_limit = self._most_pending(self._most_undone())
         self._parked = False
         #: How many were skipped in this term, and how many of them the log has named.
         self._skipped = self._said = 0
@@ -90,7 +90,7 @@ class Lag:
     @property
     def room(self) -> int:
         """How many new entries may be read now."""
-        return sys.maxsize if self._ahead is None else self._ahead - self._read_ahead
+        return sys.maxsize if self._pending_limit is None else self._pending_limit - self._undone_read
 
     @property
     def open(self) -> bool:
@@ -98,7 +98,7 @@ class Lag:
         return not self._parked and not self._stale and self.room > 0
 
     @property
-    def _read_ahead(self) -> int:
+    def _undone_read(self) -> int:
         """How many messages were read and are undone, without the delayed ones."""
         return self._pending.expected - self._delayed
 
@@ -124,8 +124,8 @@ class Lag:
         if group is None:
             # It is repaired first.
             return
-        most = self._most()
-        self._ahead = self._most_ahead(most)
+        most = self._most_undone()
+        self._pending_limit = self._most_pending(most)
         parks = self._limit.then == "park"
         over = 0 if most is None else self._unread(group, most) - most
         if most is not None and not parks:
@@ -154,7 +154,7 @@ class Lag:
 
     def _measure(self) -> None:
         """Looks at the size of messages, and at how many the lane ends in a second."""
-        now, pending = time.monotonic(), self._read_ahead
+        now, pending = time.monotonic(), self._undone_read
         ended = self._were_pending + self._read - pending
         self._rate = max(self._rate * RATE_KEPT, ended / max(0.001, now - self._looked_at))
         self._looked_at, self._were_pending, self._read = now, pending, 0
@@ -165,14 +165,14 @@ class Lag:
             if length:
                 self._size = used / length
 
-    def _most(self) -> int | None:
+    def _most_undone(self) -> int | None:
         """How many messages may be undone, by number and bytes."""
         limits = [] if self._limit.count is None else [self._limit.count]
         if self._limit.bytes is not None and self._size:
             limits.append(max(1, int(self._limit.bytes / self._size)))
         return min(limits, default=None)
 
-    def _most_ahead(self, most: int | None) -> int | None:
+    def _most_pending(self, most: int | None) -> int | None:
         """How many messages may be pending. ``most``: how many may be undone."""
         limits = [] if most is None else [max(1, most // 2)]
         if self._limit.bytes is not None and not self._size:
