@@ -145,7 +145,8 @@ class Refill:
             if id_ in lane.in_flight or id_ in lane.resting.tickets:
                 continue
             name = ticket_of(fields)
-            if name is not None and name not in lane.parked and lane.tickets.get(name) not in served:
+            ticket = None if name is None else lane.tickets.get(name)
+            if name is not None and name not in lane.parked and (ticket is None or ticket not in served):
                 continue
             message = self._term.parser.parse_entry(entry)
             if not isinstance(message, Message):
@@ -158,7 +159,7 @@ class Refill:
                 # The message was spilled when its ticket was parked. Put it aside, so that it is not read again.
                 lane.shelve(lane.parked[message.ticket], {id_: place}, batch)
                 continue
-            if ticket not in served or ticket in satisfied or ticket.spilled_from is None:
+            if ticket is None or ticket not in served or ticket in satisfied or ticket.spilled_from is None:
                 continue
             if place < ticket.spilled_from or (ticket.waiting and ticket.waiting[0].id == id_):
                 # The first message may have been read by its id before.

@@ -18,7 +18,7 @@ from itertools import count
 from bridge.leader.picture.pieces import Scan, Ticket
 from bridge.routing.ids import Place
 
-#: Outdated entries from which on the heap is made anew, beside as many as there are tickets.
+#: Outdated entries from which on the heap is made again, beside as many as there are tickets.
 OUTDATED = 1000
 
 
@@ -29,8 +29,8 @@ class Served:
         self.tickets = tickets
         self.scans = scans
 
-    def __contains__(self, ticket: Ticket | None) -> bool:
-        return ticket is not None and (ticket in self.tickets or ticket.scan in self.scans)
+    def __contains__(self, ticket: Ticket) -> bool:
+        return ticket in self.tickets or ticket.scan in self.scans
 
 
 class Spilled(set[Ticket]):
@@ -49,8 +49,9 @@ class Spilled(set[Ticket]):
         super().add(ticket)
         self._changed[ticket] = None
 
-    def discard(self, ticket: Ticket) -> None:
-        ticket.leave_scan()
+    def discard(self, ticket: object) -> None:
+        if isinstance(ticket, Ticket):
+            ticket.leave_scan()
         super().discard(ticket)
 
     def fronts(self, most: int) -> list[Ticket]:

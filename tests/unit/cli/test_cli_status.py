@@ -354,7 +354,7 @@ def test_ids_ahead_of_the_clock_are_a_problem(shell: CommandLine, lane: Lane, ah
     lane.make_group()
     lane.lead()
     lane.join("w1@host")
-    seconds, _ = lane.redis.time()  # type: ignore[misc]
+    seconds, _ = lane.redis.time()
     lane.redis.xadd(lane.keys.stream, {"ticket_id": "A"}, id=f"{seconds * 1000 + ahead_ms}-0")
     problems = [one for one in shell.json("status")["problems"] if "server's clock" in one]
     assert len(problems) == bool(said)

@@ -90,9 +90,13 @@ def test_a_new_leader_goes_on_counting_and_says_nothing_before_it_has_read_the_l
 
 def test_messages_that_are_given_up_together_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given tickets whose tasks no consumer has, and which have waited long enough
-    counted: list[int] = []
-    messages = cast("Any", Waiting.messages)
-    monkeypatch.setattr(Waiting, "messages", property(lambda waiting: counted.append(1) or messages.fget(waiting)))
+    counted: list[Waiting] = []
+
+    def count(waiting: Waiting) -> int:
+        counted.append(waiting)
+        return sum(ticket.waiting_known for ticket in waiting.tickets)
+
+    monkeypatch.setattr(Waiting, "messages", property(count))
     monkeypatch.setattr(under_test, "note_tasks", Notes().note)
     now = [1000.0]
     monkeypatch.setattr(under_test, "time", SimpleNamespace(monotonic=lambda: now[0]))
