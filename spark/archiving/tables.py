@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Where a row of `bridge.routing.history` has what.
 _MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT = range(10)
+#: The longest time that something can have taken: 100 years.
+_LONGEST_MS = 100 * 36525 * 864_000
 #: How a dead letter names the fields of an entry that could not be processed.
 _CAME = "field:"
 _PAYLOAD = "payload"
@@ -113,7 +115,7 @@ def _started_at() -> Column:
 def _service_ms() -> Column:
     """Null if it never ran, and for what is no time (NaN, 1e308): a report counts with it."""
     took = _number(_SERVICE_MS, "double")
-    return fn.when((_number(_STARTED_US, "long") > 0) & took.between(0, LAST_TIME_MS), took)
+    return fn.when((_number(_STARTED_US, "long") > 0) & took.between(0, _LONGEST_MS), took)
 
 
 def _col(name: str) -> Callable[[], Column]:

@@ -270,13 +270,18 @@ def _percentiles(measure: str) -> list[Column]:
 def _waiting_and_turnaround() -> list[Column]:
     return [
         *_percentiles("waiting"),
-        (fn.sum("waiting_us") / 1000).alias("waiting_sum_ms"),
+        _sum_ms("waiting"),
         *_percentiles("turnaround"),
     ]
 
 
 def _service() -> list[Column]:
-    return [*_percentiles("service"), (fn.sum("service_us") / 1000).alias("service_sum_ms")]
+    return [*_percentiles("service"), _sum_ms("service")]
+
+
+def _sum_ms(measure: str) -> Column:
+    # Spark refuses a sum that 64 bits do not hold.
+    return (fn.sum(fn.col(f"{measure}_us").cast("double")) / 1000).alias(f"{measure}_sum_ms")
 
 
 def _span() -> list[Column]:

@@ -187,6 +187,15 @@ def test_the_page_shows_the_numbers_of_the_tables(reported: Reported) -> None:
         assert float(row["waiting p99"]) == whole["waiting_p99_ms"]
 
 
+def test_times_are_added_up_however_long_they_are(session: SparkSession, tmp_path: Path) -> None:
+    """A consumer may say of each execution that it took a century: together more microseconds than 64 bits count."""
+    count, at_us, century_ms = 3000, START_MS * 1000, 3_155_760_000_000.0
+    lines = [Line(at_us + n, f"{START_MS}-{n}", "T", "t", "done", "w", 1, 1, at_us, century_ms) for n in range(count)]
+    report(session, Asked(str(Archive(history(lines)).write(tmp_path / "archive")), tmp_path / "out", Range(), TOP))
+    [consumer] = Reported(tmp_path / "out", {}).table("consumers")
+    assert (consumer["busy_ms"], consumer["service_max_ms"]) == (pytest.approx(count * century_ms), century_ms)
+
+
 def test_a_failed_report_leaves_the_earlier_one(
     session: SparkSession, archive: Archive, reported: Reported, tmp_path: Path
 ) -> None:
