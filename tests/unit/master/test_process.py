@@ -92,7 +92,11 @@ def test_what_start_up_made_is_no_part_of_collections(monkeypatch: pytest.Monkey
 def test_a_signal_stops_a_master_that_holds_the_lock_of_an_event(
     app: Celery, monkeypatch: pytest.MonkeyPatch, signals: tuple[signal.Signals, ...]
 ) -> None:
-    lineup = FakeLineup(lambda: [signal.raise_signal(number) for number in signals])
+    def during() -> None:
+        for number in signals:
+            signal.raise_signal(number)
+
+    lineup = FakeLineup(during)
     monkeypatch.setattr(process, "Lineup", lambda *_: lineup)
     said: list[str] = []
     Master(app, said.append).run()
