@@ -176,9 +176,11 @@ class OutcomeWriter:
         self._check_process()
         try:
             # This is atomic in Python: two threads never get the same connection.
-            return self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
             return Wire(self._url, timeout_s=TIMEOUT_S)
+        wire.renew()
+        return wire
 
     def _lost(self, wire: Wire) -> None:
         """Closes ``wire``. Most often the connection was lost, and then the idle ones are lost as well. Or a time limit

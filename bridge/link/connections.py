@@ -34,11 +34,15 @@ __all__ = [
     "is_full",
     "is_outage",
     "over",
+    "renew",
     "require_fit",
     "why_unreachable",
     "without_password",
 ]
 
+#: After so long without a command a connection may have been closed by the server (its ``timeout``) or by a load
+#: balancer, in seconds. To look costs a system call.
+IDLE_S = 1.0
 #: Options of a URL that name files.
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 #: What OpenSSL says of an answer that is not TLS. A server without TLS answers the first bytes so, or waits for more.
@@ -145,6 +149,11 @@ class Wire:
         except UNAVAILABLE:
             return True
 
+    def renew(self) -> None:
+        """Closes a connection that the other end closed while nothing was asked: that is no outage."""
+        if self.file is not None and time.monotonic() - self._asked_at > IDLE_S and self.has_answer:
+            self.close()
+
     def answer(self) -> Any:
         """The reply to what was asked. An error reply is raised, and leaves the connection as it is."""
         self.asked = False
@@ -170,6 +179,16 @@ class Wire:
             yield
         finally:
             self._connection = own
+
+
+def renew(client_: Any) -> None:
+    """As `Wire.renew`, for a client of one connection."""
+    try:
+        is_over = client_.connection.can_read(timeout=0)
+    except UNAVAILABLE:
+        is_over = True
+    if is_over:
+        client_.connection.disconnect()
 
 
 def lacks_command(exc: BaseException) -> ServerUnfit | None:

@@ -33,7 +33,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
 from bridge.leader.step.term import ANSWER_S
-from bridge.link.connections import Wire, client, is_outage
+from bridge.link.connections import Wire, client, is_outage, renew
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import NotLeading
 from bridge.routing.groups import groups_in
@@ -212,6 +212,9 @@ class Sleepers:
             # Often several lanes come to rest in the same moment.
             time.sleep(GATHER_S)
             self._wake_here.recv(4096)
+        # Nothing was asked on these for a while.
+        self._wire.renew()
+        renew(self._redis)
         if self._blocking.asked and self._blocking.file in ready:
             for lane in self._named(self._blocking.answer()):
                 self._glance(lane)

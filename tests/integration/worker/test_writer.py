@@ -91,6 +91,17 @@ def test_after_cut_connections_writing_goes_on(writing: Writing) -> None:
     assert writing.redis.xlen(writing.outcomes) == 3
 
 
+def test_an_idle_connection_that_the_server_closed_is_no_outage(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.link.connections.IDLE_S", 0.0)
+    for n in range(1, 4):
+        writing.write(n)
+        assert writing.made == n
+        writing.redis.client_kill_filter(_type="normal", skipme=True)
+    assert writing.writer._outage.count == 0
+
+
 @pytest.mark.parametrize("state", ["there", "retired", "left"])
 def test_an_outcome_that_comes_late_makes_no_key_of_a_deleted_lane(writing: Writing, state: str) -> None:
     writing.redis.delete(writing.outcomes)

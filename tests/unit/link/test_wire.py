@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from bridge.link.connections import Wire
+from bridge.link.connections import Wire, client, renew
 from bridge.stack.embedded import EmbeddedServer
 
 GOOD, WRONG = ("ECHO", "good"), ("INCR", "text")
@@ -56,3 +56,42 @@ def test_an_outage_among_several_replies_leaves_none_of_them(wire: Wire, server:
 def test_no_command_has_no_reply(wire: Wire) -> None:
     assert wire.call_many([]) == []
     assert wire.call("ECHO", "next") == b"next"
+
+
+def test_an_idle_connection_that_the_server_closed_is_renewed_and_another_one_stays(
+    wire: Wire, server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.link.connections.IDLE_S", 0.0)
+    with client(server.url, single=True) as one, server.client() as operator:
+        for _ in range(2):
+            numbers = wire.call("CLIENT", "ID"), one.client_id()
+            wire.renew()
+            renew(one)
+            assert (wire.call("CLIENT", "ID"), one.client_id()) == numbers
+            operator.client_kill_filter(_type="normal", skipme=True)
+            wire.renew()
+            renew(one)
+            assert wire.call("CLIENT", "ID") not in numbers
+            assert one.client_id() not in numbers
+        # Not before it is idle
+        operator.client_kill_filter(_type="normal", skipme=True)
+        monkeypatch.setattr("bridge.link.connections.IDLE_S", 1000.0)
+        wire.renew()
+        with pytest.raises(redis.exceptions.ConnectionError):
+            wire.call("CLIENT", "ID")
+
+
+def test_a_connection_that_is_not_open_needs_no_renewal(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.link.connections.IDLE_S", 0.0)
+    with client(server.url, single=True) as one:
+        wire = Wire(server.url)
+        for _ in range(2):
+            wire.renew()
+            renew(one)
+        one.connection.disconnect()
+        renew(one)
+        assert one.ping()
+        assert wire.call("PING") == b"PONG"
+        wire.close()
