@@ -117,7 +117,7 @@ def _in_flight(found: TicketFacts, run: InFlight, commands: Advice) -> str:
             return f"{what}{attempt}, {end} as soon as there is a consumer; {no_consumer(commands)}"
         return f"{what}{attempt}, {end} to another consumer"
     alive = f"the consumer is alive (lease {duration(run.lease_ms)} left)"
-    return f"{what}{attempt}; {alive}, so the task is running or starts soon"
+    return f"{what}{attempt}; {alive}, so the task is running, or starts soon or as its rate_limit allows"
 
 
 def _parked(found: TicketFacts, parked: Parked, commands: Advice) -> str:

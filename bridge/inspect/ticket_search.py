@@ -19,6 +19,7 @@ from bridge.inspect.dead_letters import newest_first, select
 from bridge.inspect.delayed import DelayedMessage, of_ticket
 from bridge.inspect.partitions import name_ticket
 from bridge.inspect.reasons import why
+from bridge.inspect.roster import draining
 from bridge.inspect.scans import (
     MUCH_UNREAD,
     NOTHING,
@@ -72,7 +73,14 @@ class _Lane:
     last_delivered: str | None
     #: How many messages are delayed, of any ticket.
     delayed: int
+    #: Consumer -> the order to drain it.
+    drains: dict[bytes, bytes] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def draining(self) -> set[str]:
+        """The incarnations that take no new work, by an order."""
+        return {one.incarnation for name, one in self.registrations.items() if draining(one, self.drains.get(name))}
 
     @property
     def alive(self) -> list[Registration]:
@@ -202,6 +210,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         pipe.hget(keys.tickets, ticket)
         pipe.zscore(keys.retries, ticket)
         pipe.hgetall(keys.consumers)
+        pipe.hgetall(keys.drains)
         pipe.zcard(keys.delayed)
         pipe.zcard(keys.holding)
         pipe.execute_command("XINFO", "GROUPS", keys.stream)
@@ -210,7 +219,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-    time_, token, text, due, registered, overtaking, holding = replies
+    time_, token, text, due, registered, drains, overtaking, holding = replies
     lane = _Lane(
         now_ms=time_[0] * 1000 + time_[1] // 1000,
         leader=None if token is None else read_token(token).holder,
@@ -219,6 +228,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         registrations=Registrations().read(registered),
         last_delivered=None if group is None else group.read_to,
         delayed=overtaking + holding,
+        drains=drains,
     )
     asked = [one.incarnation for one in lane.registrations.values()]
     if lane.record is not None and lane.record.in_flight:
@@ -350,7 +360,10 @@ def _nobody_runs(
         why = f": {noted.why}"
         if noted.dead_in_ms is not None:
             why += f"; the message that has waited for longest is a dead letter in {duration(noted.dead_in_ms)}"
-    if any(one.tasks is None or task in one.tasks for one in lane.alive):
+    able = [one for one in lane.alive if one.tasks is None or task in one.tasks]
+    if able and lane.draining.issuperset(one.incarnation for one in able):
+        return f"every consumer that can run its task {task} is draining: `bridge consumer resume` ends that"
+    if able:
         return ""
     return f"no consumer that is alive can run its task {task}{why}"
 

@@ -60,7 +60,7 @@ class LaneSettings(BaseModel):
         default="ticket_stream",
         min_length=1,
         max_length=512,
-        description="The Redis stream that messages come from. It must not end in `:p` and a number, as the "
+        description="The Redis stream that messages come from. It must not end in `:p` or `:g` and a number, as the "
         "partitions of a stream do.",
     )
     group: str = Field(

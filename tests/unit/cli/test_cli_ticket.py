@@ -10,7 +10,9 @@ import pytest
 import bridge.inspect.scans
 import bridge.inspect.ticket_search
 from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.outcomes import Kind, Outcome, decode
+from bridge.protocol.registration import read_registration
 from bridge.routing import records
 from bridge.routing.records import LostAttempt
 from bridge.routing.states import State
@@ -51,6 +53,7 @@ def test_a_ticket_in_flight_names_consumer_messages_attempt_and_fence(shell: Com
     assert seen["unread"]["count"] == 1
     assert "2 messages in flight on w1@host" in seen["why"]
     assert "1 message waiting behind, 1 message not read yet" in seen["why"]
+    assert "is running, or starts soon or as its rate_limit allows" in seen["why"]
 
 
 def test_in_flight_on_a_dead_consumer_says_that_the_leader_moves_it(shell: CommandLine, lane: Lane) -> None:
@@ -112,6 +115,24 @@ def test_a_waiting_ticket_says_what_it_waits_for(shell: CommandLine, lane: Lane)
     assert "a consumer that takes work has room" in shell.json("ticket", "show", "A")["why"]
     lane.depose()
     assert "no master leads" in shell.json("ticket", "show", "A")["why"]
+
+
+def test_a_ticket_whose_only_consumers_are_draining_says_so(shell: CommandLine, lane: Lane) -> None:
+    lane.add("A")
+    lane.read()
+
+    def why() -> str:
+        return str(shell.json("ticket", "show", "A")["why"])
+
+    for name in ("w1@host", "w2@host"):
+        lane.join(name)
+        assert "draining" not in why()
+        started = read_registration(lane.redis.hget(lane.keys.consumers, name)).started  # type: ignore[arg-type]
+        lane.redis.hset(lane.keys.drains, name, DrainOrder(1, started).text())
+        assert "is draining: `bridge consumer resume` ends that" in why()
+    # An order for an older process
+    lane.redis.hset(lane.keys.drains, "w1@host", DrainOrder(1, 1.0).text())
+    assert "draining" not in why()
 
 
 def test_an_unread_ticket_says_so(shell: CommandLine, lane: Lane) -> None:
