@@ -332,5 +332,5 @@ def difference(stored: Layout, wanted: int, stream: str) -> str | None:
     has = "1 partition" if stored.partitions == 1 else f"{stored.partitions} partitions"
     return (
         f"stream {stream} has {has}, and bridge_partitions is {wanted}: the stream is used as it is; set "
-        f"bridge_partitions = {stored.partitions}"
+        f"bridge_partitions = {stored.partitions}, or change the stream with `bridge stream repartition {wanted}`"
     )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bridge.inspect.advice import Advice
     from bridge.inspect.status import LaneStatus
     from bridge.inspect.subscription_status import SubscriptionStatus
+    from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
 
@@ -142,10 +143,15 @@ def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     """Problems of no lane of the app."""
     from bridge.inspect.streams import read_retired, read_unread, retired_problems
     from bridge.inspect.undeclared import undeclared_holders
+    from bridge.routing.layouts import difference
 
+    bridge = target.app.bridge
+    settings: Settings = bridge.settings
+    differs = difference(bridge.layout, settings.partitions, settings.lane.stream)
     retired = retired_problems(read_retired(redis, target.versions))
     unread = [one.problem for one in read_unread(redis, target.app)]
-    return [*unread, *undeclared_holders(redis, target.subscriptions, commands), *retired]
+    undeclared = undeclared_holders(redis, target.subscriptions, commands)
+    return [*([] if differs is None else [differs]), *unread, *undeclared, *retired]
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import bridge.inspect.status
 from bridge.link.key_types import TYPES
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.routing.ids import LAST_ID, member_of
+from bridge.routing.layouts import claim_layout
 from bridge.routing.records import HELD
 from bridge.routing.transitions import read
 from bridge.stack.embedded import EmbeddedServer
@@ -379,3 +380,14 @@ def test_counters_of_what_should_not_happen_are_shown_if_above_zero(shell: Comma
     assert ["so", "far", "done", "5"] in lines
     lane.redis.hset(lane.keys.counts, mapping={"lost": 0, "stale": 0, "suspect": 0})
     assert "trouble" not in shell("status").stdout
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 4])
+def test_another_number_of_partitions_than_the_apps_is_a_problem(
+    shell: CommandLine, lane: Lane, partitions: int
+) -> None:
+    claim_layout(lane.redis, lane.keys.stream, partitions)
+    found = [one for one in shell.json("status")["problems"] if "bridge_partitions" in one]
+    has = f"stream {lane.keys.stream} has {partitions} partitions"
+    said = f"{has}, and bridge_partitions is 1: the stream is used as it is"
+    assert [one.partition(";")[0] for one in found] == [said] * (partitions > 1)
