@@ -66,7 +66,8 @@ class HttpProcess:
         """Starts to serve. Called before the master starts threads."""
         # Where this cannot be written, the port is there all the same.
         with suppress(OSError, ValueError):
-            self._announce(f"http: listening on {self._server.url}")
+            anybody = " (without tokens: any program on this machine may call)" if self._server.is_open else ""
+            self._announce(f"http: listening on {self._server.url}{anybody}")
             sys.stdout.flush()
         reading, self._lifeline = os.pipe()
         self._ended, family = os.pipe()

@@ -75,6 +75,11 @@ class HttpServer:
         return int(self._socket.getsockname()[1])
 
     @property
+    def is_open(self) -> bool:
+        """Whether calls need no token."""
+        return self._access.is_open
+
+    @property
     def polls(self) -> int:
         """How many long polls are open."""
         return 0 if self._server is None else self._server.site.polls

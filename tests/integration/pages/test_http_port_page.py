@@ -23,7 +23,9 @@ def blocks(language: str) -> list[str]:
 
 def test_the_first_calls_of_the_page_work(nodes: NodeYard, own_server: EmbeddedServer) -> None:
     port = free_port()
-    nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port}"), ready_text="leading")
+    master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port}"), ready_text="leading")
+    [said] = [line for line in blocks("console")[0].splitlines() if line.startswith("http:")]
+    master.wait_for_log(said.replace("8080", str(port)))
     script = blocks("sh")[0].replace("8080", str(port))
     done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True, timeout=30)
     pushed, ticket = (json.loads(text) for text in done.stdout.replace("}{", "}\n{").splitlines())
