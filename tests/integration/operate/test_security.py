@@ -38,6 +38,8 @@ KOMBU_ENDS = {"smembers", "srem", "punsubscribe", "zrem"}  # how kombu ends a qu
 ORDINARY_TASKS = {"hdel", "lpush", "rpush", "watch", "unwatch", "zrem", "zrevrangebyscore"}  # acknowledged, restored
 RESULTS = {"mget", "subscribe", "unsubscribe", "expire", "get"}  # of groups and chords, and waiting for a result
 EFFECTS = {command.lower() for command in COMMANDS}
+#: What is asked before APPEND, SETBIT and XADD are applied: whether the server would refuse them.
+EFFECTS |= {"getbit", "strlen", "xinfo|stream"}
 #: Late messages that are read again, and delayed entries that were changed by hand.
 LATE_AGAIN = {"zmscore", "zscan"}
 #: With which masters share the lanes of an app. The app here has one lane.

@@ -83,7 +83,7 @@ def test_apush_goes_to_the_other_server_also_in_a_loop_that_pushed_before() -> N
 
 
 def test_a_list_of_handled_messages_goes_on_after_the_block() -> None:
-    app = app_with("update", broker_url="memory://")
+    app = app_with("update", broker_url="memory://", task_always_eager=True)
     with recorded(app) as handled:
         with pointed_at(app, PLAIN):
             pass

@@ -130,6 +130,9 @@ class Connection:
         reply = None if fault is Fault.LOST_ON_THE_WAY else server.carry_out(command, fault)
         self._waiting.append((number, fault, reply))
 
+    def renew(self) -> None:
+        """Nothing: the server closes no connection that is idle."""
+
     @property
     def has_answer(self) -> bool:
         return self._waiting[0][1] is not Fault.LATE

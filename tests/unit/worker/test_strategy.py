@@ -22,6 +22,15 @@ class Members(list[Any]):
     by_queue: dict[str, Any]
 
 
+class FakeConsumer:
+    """Not a `SimpleNamespace`: a signal looks its sender up, by its hash."""
+
+    bridge_new_limits: Any = None
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
 class Taken:
     """A worker with one lane, which takes messages for tasks of ``app``."""
 
@@ -38,7 +47,7 @@ class Taken:
         members.by_queue = {"q": member}
         monkeypatch.setattr(strategy, "members_of", lambda _: members)
         bucket: Callable[..., Any] = Consumer.bucket_for_task
-        self._consumer = SimpleNamespace(
+        self._consumer: Any = FakeConsumer(
             pool=SimpleNamespace(apply_async=None), hostname="w1@here", event_dispatcher=None,
             connection_errors=(), channel_errors=(),
             disable_rate_limits=False, task_buckets={name: bucket(None, task) for name, task in app.tasks.items()},
