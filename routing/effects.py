@@ -20,7 +20,8 @@ _TELL = Script("tell")
 
 class Effect(NamedTuple):
     """One Redis command of a task's effects. ``kind``: the type that its key must have ('' = any), which the command
-    itself needs as well; ``check``: 'int' or 'float' when the command adds its last argument to a number.
+    itself needs as well; ``check``: 'int' or 'float' when the command adds its last argument to a number, 'gone' when
+    it is applied only if there was no such key before the message.
     """
 
     kind: str

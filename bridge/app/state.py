@@ -138,9 +138,11 @@ class StateDict(dict[str, Any]):
         if ttl_ms is None and default_ttl_s is not None and stored:
             ttl_ms = max(1, round(default_ttl_s * 1000))
         if ttl_ms is not None:
-            # The time of the stored state may end while the body runs: then the fields that did not change are gone.
-            same = stored.keys() - changed[::2]
-            effects += [_call("HSETNX", key, [field, stored[field]]) for field in stored if field in same]
+            # The time of the stored state may end while the body runs. Then the fields that did not change are gone.
+            written = set(changed[::2])
+            same = [part for field, text in stored.items() if field not in written for part in (field, text)]
+            for at in _starts(same, 2):
+                effects.append(_call("HSET", key, same[at : at + 2 * FIELDS_OF_CALL], check="gone"))
             effects.append(_call("PEXPIRE", key, [b"%d" % ttl_ms]) if ttl_ms else _call("PERSIST", key, []))
         return StateChanges(stored, tuple(effects))
 
@@ -184,8 +186,8 @@ def _starts(arguments: list[bytes], width: int) -> range:
     return range(0, len(arguments), width * FIELDS_OF_CALL)
 
 
-def _call(command: str, key: str, arguments: list[bytes]) -> Effect:
-    return Effect("hash", "", (command, key, *arguments))
+def _call(command: str, key: str, arguments: list[bytes], *, check: str = "") -> Effect:
+    return Effect("hash", check, (command, key, *arguments))
 
 
 def _name(name: Any) -> bytes:

@@ -5,8 +5,8 @@
 --       are not among them. Otherwise the server would refuse the whole call when its user may not touch one key, and
 --       all messages of the call would fail.
 -- ARGV: incarnation, number of messages, their tickets ...; of each message: fence, outcome (JSON), number of effects;
---       of each effect: type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument),
---       number of arguments, arguments.
+--       of each effect: type of the key ('' = any), check ('' | 'int' | 'float': the increment is the last argument |
+--       'gone': it is applied only if there was no such key before this message), number of arguments, arguments.
 -- Returns: an empty list: all are 'OK'; else a list with a code for each message: 'OK'; 'AGAIN': applied before, by
 --          this same call, whose reply was lost; 'STALE': the fence is not the current one, nothing was changed;
 --          'ERR ...': an effect cannot be applied, and none was.
@@ -248,9 +248,16 @@ for m = 1, messages do
       local calls, publications = {}, {}
       for _ = 1, effects do
         local first, last = effect + 4, effect + 3 + tonumber(ARGV[effect + 3])
-        err = err or problem(ticket, ARGV[effect + 1], ARGV[effect + 2], first, last)
-        local kind = string.upper(ARGV[first]) == 'PUBLISH' and publications or calls
-        kind[#kind + 1] = {first, last}
+        local check, key, is_wanted = ARGV[effect + 2], ARGV[first + 1], true
+        if check == 'gone' then
+          -- Before anything of this message is applied: so all such commands for one key are, or none.
+          check, is_wanted = '', redis.pcall('TYPE', key).ok == 'none'
+        end
+        if is_wanted then
+          err = err or problem(ticket, ARGV[effect + 1], check, first, last)
+          local kind = string.upper(ARGV[first]) == 'PUBLISH' and publications or calls
+          kind[#kind + 1] = {first, last}
+        end
         effect = last
       end
       err = err or applied(calls, publications)

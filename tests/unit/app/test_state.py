@@ -28,8 +28,8 @@ class Colour(enum.Enum):
 
 def effects_of(state: StateDict, **options: Any) -> list[tuple[Any, ...]]:
     found = state.changes(KEY, **{"most_bytes": MIB, **options}).effects
-    assert all(effect == Effect("hash", "", effect.arguments) for effect in found)
-    return [effect.arguments for effect in found]
+    assert all(effect == Effect("hash", effect.check, effect.arguments) for effect in found)
+    return [effect.arguments if not effect.check else (effect.check, *effect.arguments) for effect in found]
 
 
 def test_a_state_that_is_only_read_writes_nothing() -> None:
@@ -105,7 +105,7 @@ def test_clear_removes_all_fields() -> None:
 def test_the_time_to_live() -> None:
     state = StateDict({b"a": b"1"})
     state.ttl(1.5)
-    same = ("HSETNX", KEY, b"a", b"1")
+    same = ("gone", "HSET", KEY, b"a", b"1")
     assert effects_of(state, default_ttl_s=60.0) == [same, ("PEXPIRE", KEY, b"1500")]
     state.ttl(None)
     assert effects_of(state, default_ttl_s=60.0) == [same, ("PERSIST", KEY)]
