@@ -325,12 +325,14 @@ def restore_arguments(stream: str, layout: Layout) -> tuple[list[Argument], list
     return [layout_key(stream), stream], [layout.text, stream, first_partition(stream), "1", layout_copy_key(stream)]
 
 
-def difference(stored: Layout, wanted: int, stream: str) -> str | None:
-    """How the stored layout differs from the setting ``wanted``, and what to do; None: it does not."""
+def difference(stored: Layout, wanted: int, stream: str, command: str = "`bridge stream repartition`") -> str | None:
+    """How the stored layout differs from the setting ``wanted``, and what to do; None: it does not. ``command``: what
+    changes the layout.
+    """
     if stored.partitions == wanted:
         return None
     has = "1 partition" if stored.partitions == 1 else f"{stored.partitions} partitions"
     return (
         f"stream {stream} has {has}, and bridge_partitions is {wanted}: the stream is used as it is; set "
-        f"bridge_partitions = {stored.partitions}, or change the stream with `bridge stream repartition {wanted}`"
+        f"bridge_partitions = {stored.partitions}, or change the stream with {command}"
     )

@@ -3,7 +3,8 @@
 It makes two round trips, some more while messages are delayed, and one more for a limit of the lag in bytes, whatever
 the length of the backlog. The first reads lengths and summaries in one MULTI, so that the numbers belong together. The
 second reads lease, report and queue of each consumer, and up to `RECORDS` ticket records: they say which tickets are
-parked. Nothing else here grows with the number of messages or tickets.
+parked. While messages hold their tickets, it reads those that await something, and the names of parked messages, some
+thousand in a round trip, up to a limit. Nothing else here grows with the number of messages or tickets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError
 
 from bridge.inspect.advice import NOT_OF_AN_APP
-from bridge.inspect.holding import RECORDS, Holding, read_holding
+from bridge.inspect.holding import Holding, read_holding
 from bridge.inspect.notices import notice_problem
 from bridge.inspect.oldest import oldest_ms
 from bridge.inspect.reasons import reading_stops
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 #: Unread entries that are counted one by one when the server does not know their number. The bytes are approximate.
 COUNTED = 1000
 COUNTED_BYTES = 4 * 1024 * 1024
+#: Ticket records that are read to count the parked tickets (approximate). A ticket has a record while it is in flight,
+#: awaits a retry, or is parked.
+RECORDS = 10_000
 #: How far, in ms, ids must be ahead of the clock before that is said.
 AHEAD_MS = 60_000
 #: The record of a parked ticket begins with this.

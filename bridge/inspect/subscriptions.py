@@ -125,7 +125,8 @@ class _Lane:
         self.waiting = max(0, self.pending.of_master - self.retrying - held.messages)
         self.holding = held.messages
         self.delayed = delayed + held.messages
-        oldest = oldest_ms(redis, lane, self.pending, holding, now_ms)
+        # Without permission for its keys, its delayed messages cannot be told from the others.
+        oldest = oldest_ms(redis, lane, self.pending, holding, now_ms) if self.permitted else self.pending.first_ms
         oldest_unread = id_key(next_unread[0][0].decode())[0] if next_unread else None
         if oldest is None:
             oldest = oldest_unread

@@ -362,7 +362,7 @@ def _nobody_runs(
             why += f"; the message that has waited for longest is a dead letter in {duration(noted.dead_in_ms)}"
     able = [one for one in lane.alive if one.tasks is None or task in one.tasks]
     if able and lane.draining.issuperset(one.incarnation for one in able):
-        return f"every consumer that can run its task {task} is draining: `bridge consumer resume` ends that"
+        return f"every consumer that can run its task {task} is draining, until an operator resumes it"
     if able:
         return ""
     return f"no consumer that is alive can run its task {task}{why}"

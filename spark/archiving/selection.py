@@ -43,8 +43,11 @@ _GIVEN_UP = (What.DEAD.value, What.REFUSED.value)
 #: Reasons for which a refused entry is not a message of a ticket, or is not in the archive as it came: a part is not
 #: text, or a field was there twice.
 _NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_TICKET, Refused.NOT_UTF8, Refused.TWICE))
-#: Bytes of a message that a letter holds at most.
+#: Bytes, and fields, of a message that a letter holds at most.
 LETTER_BYTES = 64 * 1024
+LETTER_FIELDS = 2500
+#: A part of the error in the letter of an entry that was too large to be read.
+_UNREAD = "the whole entry"
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _last_states(history: DataFrame) -> DataFrame:
 def _letters(dead: DataFrame) -> DataFrame:
     """The newest letter of each message. A message that was replayed and died again has several."""
     place = fn.struct(*id_numbers(fn.col("letter_id")))
-    kept = ("ticket_id", "task", PAYLOAD, "fields", "reason", "cut_bytes")
+    kept = ("ticket_id", "task", PAYLOAD, "fields", "reason", "error", "cut_bytes")
     newest = dead.groupBy("message_id").agg(fn.max_by(fn.struct(*kept), place).alias("letter"))
     return newest.select("message_id", *(fn.col(f"letter.{name}").alias(name) for name in kept))
 
@@ -210,7 +213,11 @@ def _is_cut(table: str) -> Column:
     fields = fn.col(f"{table}.fields")
     came = fn.when(fn.cardinality(fields) > 0, fn.concat_ws("", fn.map_keys(fields), fn.map_values(fields)))
     held = fn.octet_length(fn.coalesce(came, fn.col(f"{table}.{PAYLOAD}")))
-    return fn.coalesce(fn.col(f"{table}.cut_bytes") > 0, held >= LETTER_BYTES)
+    full = (held >= LETTER_BYTES) | fn.coalesce(fn.cardinality(fields) >= LETTER_FIELDS, fn.lit(False))
+    # Older masters did not write the size of what they had not read.
+    too_large = fn.col(f"{table}.reason") == Refused.TOO_LARGE.value
+    unread = fn.coalesce(too_large & fn.col(f"{table}.error").contains(_UNREAD), fn.lit(False))
+    return unread | fn.coalesce(fn.col(f"{table}.cut_bytes") > 0, full)
 
 
 def _field(table: str, name: str) -> Column:

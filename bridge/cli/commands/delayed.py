@@ -37,7 +37,7 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
     """
     from bridge.app.finding import reach_lanes
     from bridge.inspect.delayed import Selection, count_in, count_of, now_ms_of, soonest_first
-    from bridge.inspect.subscriptions import read_subscriptions
+    from bridge.inspect.stream_status import read_streams
 
     redis = reach_lanes(target.app, target.app_lanes)
     now_ms = now_ms_of(redis)
@@ -60,10 +60,11 @@ def list_(target: Target, /, limit: int, as_json: bool, **chosen: str | None) ->
         click.echo(f"the next {len(found):,} are shown, {rest}: --limit N shows more")
     say_older(target, "delayed message", lambda lane: count_in(redis, [lane], Selection()), "delayed", "list")
     lanes = [lane.settings for lane in target.app_lanes]
-    (state,) = read_subscriptions(redis, {lanes[0].group: lanes})
-    if state.unread:
-        unread = count(state.unread, "message")
-        click.echo(f"{'' if state.unread_exact else 'at most '}{unread} not read yet, which are not in this list")
+    _, streams = read_streams(redis, {lane.stream for lane in lanes})
+    unread = [streams[lane.stream].unread(lane.group.encode()) for lane in lanes]
+    if number := sum(one for one, _ in unread):
+        most = "" if all(exact for _, exact in unread) else "at most "
+        click.echo(f"{most}{count(number, 'message')} not read yet, which are not in this list")
 
 
 @delayed.command()

@@ -86,7 +86,8 @@ def pending(
     if as_json:
         echo_json(page.document())
     else:
-        _print_page(page, named=consumer is not None)
+        names = "" if consumer is None else target.commands(lanes[0].settings).bridge("pending")
+        _print_page(page, names)
         say_older(target, "pending message", lambda lane: pending_in(redis, lane), "pending")
 
 
@@ -106,7 +107,8 @@ def _print_summary(found: PendingSummary) -> None:
     console().print(table)
 
 
-def _print_page(page: PendingPage, *, named: bool) -> None:
+def _print_page(page: PendingPage, names: str) -> None:
+    """``names``: the command that lists the names, when the page is of one of them."""
     if page.messages:
         table = _table(("message", "ticket", "state", "consumer"), ("idle", "deliveries", "attempt"))
         for one in page.messages:
@@ -121,9 +123,7 @@ def _print_page(page: PendingPage, *, named: bool) -> None:
             )
         console().print(table)
     elif page.next is None:
-        click.echo(
-            "no such message is pending" + ("; `bridge pending` without options lists the names" if named else "")
-        )
+        click.echo("no such message is pending" + (f"; {names} lists the names" if names else ""))
     if page.next is not None:
         looked = "" if page.messages else f"none of the first {page.looked_at:,} matches; "
         click.echo(f"{looked}there are more: --after {page.next}")

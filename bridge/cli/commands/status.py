@@ -147,7 +147,9 @@ def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
 
     bridge = target.app.bridge
     settings: Settings = bridge.settings
-    differs = difference(bridge.layout, settings.partitions, settings.lane.stream)
+    wanted, stream = settings.partitions, settings.lane.stream
+    repartition = commands.of_app("stream", "repartition", str(wanted))
+    differs = difference(bridge.layout, wanted, stream, repartition)
     retired = retired_problems(read_retired(redis, target.versions))
     unread = [one.problem for one in read_unread(redis, target.app)]
     undeclared = undeclared_holders(redis, target.subscriptions, commands)

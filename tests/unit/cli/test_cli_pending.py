@@ -128,7 +128,7 @@ def test_filters(shell: CommandLine, lane: Lane, arguments: tuple[str, ...], pla
     assert [one["message_id"] for one in found["messages"]] == [ids[place] for place in places]
     assert found["next"] is None
     if not places:
-        hint = "; `bridge pending` without options lists the names" if "--consumer" in arguments else ""
+        hint = f"; `bridge -A {shell.app} pending` lists the names" if "--consumer" in arguments else ""
         assert shell("pending", *arguments).stdout == f"no such message is pending{hint}\n"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.connection import AbstractConnection
 
 import bridge.inspect.holding
 import bridge.inspect.status
@@ -123,7 +124,7 @@ def test_messages_that_hold_their_tickets_are_counted_where_they_are(
 def test_tickets_that_wait_for_a_delayed_message_are_not_retrying_however_many_there_are(
     shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.inspect.holding, "RECORDS", 10)
+    monkeypatch.setattr(bridge.inspect.holding, "PAGE", 10)
     lane.make_group()
     ids = lane.add(*(f"T{n}" for n in range(200)))
     lane.read()
@@ -180,6 +181,40 @@ def test_the_number_of_redis_calls_does_not_grow_with_the_backlog(
     # the app may not name each, and a fifth one its retired versions. Five are about delayed messages. The type of each
     # key is asked for once, and the values of four strings.
     assert sum(many.values()) <= 41 + len(TYPES)
+
+
+def test_round_trips_do_not_grow_with_the_number_of_parked_tickets(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[int] = []
+    send: Any = AbstractConnection.send_packed_command
+
+    def sent(*arguments: Any, **named: Any) -> None:
+        trips.append(1)
+        send(*arguments, **named)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
+
+    def counted() -> tuple[int, int]:
+        before = len(trips)
+        seen = shell.json("status")
+        return len(trips) - before, seen["holding"]
+
+    # Given a message that holds its ticket, which makes a look at those of parked tickets necessary
+    lane.make_group()
+    held = lane.add("H")
+    aside = [(f"P{n}", *lane.add(*[f"P{n}"] * 2)) for n in range(150)]
+    lane.read(1000)
+    far(lane, held)
+    few, holding = counted()
+    assert holding == 1
+    for ticket, *ids in aside:
+        park(lane, ticket, ids, "r")
+        far(lane, ids[1:])
+    # When many tickets with such messages are parked
+    many, holding = counted()
+    assert holding == 1
+    assert many <= few + 8
 
 
 def test_unread_messages_are_counted_although_what_is_done_leaves_the_stream(
@@ -390,4 +425,5 @@ def test_another_number_of_partitions_than_the_apps_is_a_problem(
     found = [one for one in shell.json("status")["problems"] if "bridge_partitions" in one]
     has = f"stream {lane.keys.stream} has {partitions} partitions"
     said = f"{has}, and bridge_partitions is 1: the stream is used as it is"
-    assert [one.partition(";")[0] for one in found] == [said] * (partitions > 1)
+    way = f"set bridge_partitions = {partitions}, or change the stream with `bridge -A {shell.app} stream repartition 1`"
+    assert found == [f"{said}; {way}"] * (partitions > 1)

@@ -388,8 +388,10 @@ def test_an_operator_without_permission_for_the_group_of_another_app_gets_the_li
     shell: CommandLine, redis: Any, valkey: EmbeddedServer
 ) -> None:
     pushed(redis, 3)
-    for name in ("billing", "theirs"):
+    for name in ("billing", "theirs", "later"):
         redis.xgroup_create("ticket_stream", name, "0")
+    # Given a group with delayed messages, which is looked at more closely where that is permitted
+    redis.xreadgroup("later", LaneKeys("ticket_stream", "later").delayed_consumer("master"), {"ticket_stream": ">"})
     redis.execute_command(*shell("acl", "operator").stdout.split(), ">secret")
     url = valkey.url.replace("redis://", "redis://bridge-operator:secret@")
     shell.write_app(APP.format(url=url, settings={"bridge_subscriptions": SUBSCRIPTIONS}))
@@ -397,6 +399,7 @@ def test_an_operator_without_permission_for_the_group_of_another_app_gets_the_li
     found = {one["name"]: one for one in shell.json("subscription", "list")["subscriptions"]}
     assert (found["billing"]["permitted"], found["billing"]["unread"]) == (True, 3)
     assert (found["theirs"]["permitted"], found["theirs"]["unread"]) == (False, 3)
+    assert (found["later"]["permitted"], found["later"]["unread"]) == (False, 0)
     [row] = [line.split() for line in shell("subscription", "list").stdout.splitlines() if line.startswith("theirs")]
     assert row[:7] == ["theirs", "no", "permission", "ticket_stream", "there", "3", "3"]
     assert row[7] == "?"

@@ -129,7 +129,7 @@ def test_a_ticket_whose_only_consumers_are_draining_says_so(shell: CommandLine, 
         assert "draining" not in why()
         started = read_registration(lane.redis.hget(lane.keys.consumers, name)).started  # type: ignore[arg-type]
         lane.redis.hset(lane.keys.drains, name, DrainOrder(1, started).text())
-        assert "is draining: `bridge consumer resume` ends that" in why()
+        assert "is draining, until an operator resumes it" in why()
     # An order for an older process
     lane.redis.hset(lane.keys.drains, "w1@host", DrainOrder(1, 1.0).text())
     assert "draining" not in why()

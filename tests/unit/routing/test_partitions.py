@@ -99,7 +99,7 @@ def test_a_layout_is_read_and_compared() -> None:
     assert difference(Layout(4), 4, "s") is None
     assert difference(Layout(4), 1, "s") == (
         "stream s has 4 partitions, and bridge_partitions is 1: the stream is used as it is; "
-        "set bridge_partitions = 4, or change the stream with `bridge stream repartition 1`"
+        "set bridge_partitions = 4, or change the stream with `bridge stream repartition`"
     )
     assert "has 1 partition," in (difference(Layout(), 4, "s") or "")
 
