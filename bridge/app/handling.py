@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from datetime import UTC, date, datetime
@@ -124,14 +125,31 @@ def roll_back_in_run(task: Any) -> None:
     """Moves the rollback of ``task`` into its ``run``. So it runs within the contexts that its base classes open."""
     run = task.run
 
-    @wraps(run)
-    def roll_back_and_run(*args: Any, **kwargs: Any) -> Any:
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ticket = ticket_of(task)
         if ticket is not None:
             roll_back(task, ticket, args, kwargs)
+
+    @wraps(run)
+    def roll_back_and_run(*args: Any, **kwargs: Any) -> Any:
+        begin(args, kwargs)
         return run(*args, **kwargs)
 
-    task.run = roll_back_and_run
+    @wraps(run)
+    async def roll_back_and_await(*args: Any, **kwargs: Any) -> Any:
+        begin(args, kwargs)
+        return await run(*args, **kwargs)
+
+    @wraps(run)
+    def roll_back_and_yield(*args: Any, **kwargs: Any) -> Any:
+        begin(args, kwargs)
+        return (yield from run(*args, **kwargs))
+
+    # A base class that runs such bodies may ask what this one is.
+    if inspect.iscoroutinefunction(run):
+        task.run = roll_back_and_await
+    else:
+        task.run = roll_back_and_yield if inspect.isgeneratorfunction(run) else roll_back_and_run
     task._bridge_rolls_back_in_run = True
 
 

@@ -133,6 +133,9 @@ class _KeyValueLaneNames(_LaneNames):
 
     def _strip_prefix(self, key: Any) -> str:
         stripped: str = super()._strip_prefix(key)  # type: ignore[misc]
+        # The prefix of another task's result is not asked for: to know it may need the tasks.
+        if not _MESSAGE_ID.fullmatch(stripped.rpartition(":")[2]):
+            return stripped
         id_ = stripped.removeprefix(self._lane_prefix)
         return id_ if _MESSAGE_ID.fullmatch(id_) else stripped
 

@@ -151,14 +151,18 @@ class Lease:
 
     def _register(self, *, starting: bool = False) -> None:
         keys = self._lane.keys
-        waited_until = time.monotonic() + PATIENCE * self._lane.lease
+        began = time.monotonic()
         waits = False
         while not self._stop.is_set():
-            found_raw: Any = self._redis.hget(keys.consumers, self._name)
-            found = (found_raw, read_registration(found_raw).incarnation) if found_raw else None
             with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hget(keys.consumers, self._name)
                 pipe.time()
-                self._learn_time(pipe.execute(raise_on_error=False)[0])
+                found_raw, time_ = pipe.execute(raise_on_error=False)
+            if isinstance(found_raw, Exception):
+                raise found_raw
+            self._learn_time(time_)
+            other = read_registration(found_raw) if found_raw else None
+            found = (found_raw, other.incarnation) if other else None
             incarnation = uuid.uuid4().hex
             registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
             sent = now_ns()
@@ -175,13 +179,20 @@ class Lease:
                     f"more: {self._name} takes none of its messages until it is started again"
                 )
             if code is ReturnCode.HELD:
-                if time.monotonic() > waited_until:
+                assert other is not None
+                length_ms = other.lease_ms or self._lane.lease_ms
+                if left_ms > length_ms:
+                    # The server's clock was set back. A worker that lives gives its lease this length again and again.
+                    self._redis.pexpire(keys.lease(other.incarnation), length_ms)
+                is_own = other.incarnation == self._deadline.incarnation
+                if not is_own and time.monotonic() - began > PATIENCE * length_ms / 1000:
                     raise DuplicateConsumer(
                         f"another worker named {self._name} is running and renews its lease; "
                         "give this one a name of its own (celery worker -n NAME@%h)"
                     )
                 if not waits:
-                    logger.warning("the lease of another %s holds for %d ms more: waiting", self._name, left_ms)
+                    held_by = ("an older" if is_own else "another", self._name)
+                    logger.warning("the lease of %s %s holds for %d ms more: waiting", *held_by, left_ms)
                     waits = True
                 # A lease that is not renewed ends after the time it has left. Look again just after that, and at
                 # least four times a second, since it may be given up earlier.
@@ -252,7 +263,9 @@ class Lease:
         return bool(there)
 
     def _learn_time(self, reply: Any) -> None:
-        """Notes the reply to TIME: a message expires by the server's clock. A user that may not ask has its own."""
+        """Notes the reply to TIME: a message expires by the server's clock. Without the
+        permission for TIME, this machine's clock counts.
+        """
         if not isinstance(reply, Exception):
             seconds, micros = reply
             self._deadline.learn_server_time(seconds * 1000 + micros / 1000)

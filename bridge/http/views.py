@@ -99,7 +99,7 @@ class _Json(Response):
 @router.get(
     "/api/status",
     summary="The state of the subscriptions",
-    responses=_responses("`subscriptions` and `problems`, as in `bridge status --json`. The problems are those of lanes.", 404),
+    responses=_responses("`subscriptions` and `problems` (of lanes), as in `bridge status --json`.", 404),
 )
 async def status(site: SiteOf, caller: Reading, subscription: Subscription = None) -> Response:
     """The counts of each subscription that the token may read, and what needs attention."""

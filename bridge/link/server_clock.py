@@ -131,7 +131,7 @@ class ServerClock:
         elif forward or most < known_least - self.tolerance_s:
             step = least - known_least
             logger.warning(
-                "the server's clock was set %s by %.3f s: for the next %g s no consumer's lease is taken as over",
+                "the server's clock was set %s by %.3f s: for %g s or more, no consumer's lease is taken as over",
                 *("forward" if forward else "back", abs(step), self._lease_s),
             )
             self._stepped += step

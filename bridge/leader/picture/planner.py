@@ -176,10 +176,12 @@ class Planner:
         for ticket in alone:
             self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
         if fresh and mates:
-            # In a parcel of their own, which the worker runs first.
+            # In parcels of their own, which the worker runs first: in one, or in one for each slot that is idle.
             first = [(ticket, 1) for ticket in mates if ticket in fresh]
-            for some in _parcels_of(first) if first else ():
-                self._send(consumer, some, batch, dispatched, now_ms, first=True)
+            parcels = min(len(first), max(1, consumer.slots - consumer.parcels))
+            for i in range(parcels):
+                for some in _parcels_of(first[i::parcels]):
+                    self._send(consumer, some, batch, dispatched, now_ms, first=True)
             mates = [ticket for ticket in mates if ticket not in fresh]
         if not mates:
             return

@@ -52,6 +52,9 @@ class Spilled(set[Ticket]):
     def discard(self, ticket: object) -> None:
         if isinstance(ticket, Ticket):
             ticket.leave_scan()
+            # Nothing may read here for long, and the ticket may be forgotten.
+            self._changed.pop(ticket, None)
+            self._fronts.pop(ticket, None)
         super().discard(ticket)
 
     def fronts(self, most: int) -> list[Ticket]:
@@ -121,7 +124,7 @@ class Spilled(set[Ticket]):
         """The messages of the ``served`` tickets were read to ``place``, without those of ``but``."""
         for ticket in but:
             ticket.leave_scan()
-            if ticket in served.tickets:
+            if ticket in served.tickets and ticket in self:
                 self._changed[ticket] = None
         scan = max(served.scans, key=lambda one: len(one.members), default=None) or Scan(self._changed)
         for other in served.scans:

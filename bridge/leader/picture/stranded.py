@@ -135,10 +135,11 @@ class Stranded:
         elif not sets:
             # No consumer takes messages now. All tickets go on waiting.
             return
-        if self.runnable == before:
-            return
+        # Also if it can run the same as before: while no consumer took messages, tickets were stranded all the same.
         for task in [task for task in self.waiting if self.can_run(task)]:
             self.release(task)
+        if self.runnable == before:
+            return
         if self.runnable is not None and (before is None or not before <= self.runnable):
             self._queue_again()
 

@@ -56,7 +56,7 @@ class Isolation:
             suspect = consumer.alone
             if suspect is not None and not (suspect.run or consumer.parcels or consumer.doubted):
                 lane.suspects.remove(suspect)
-                suspect.queued = False
+                lane.left_queue(suspect)
                 send(consumer, suspect)
 
     def _choose(self, task: str) -> Consumer | None:

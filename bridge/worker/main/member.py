@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from billiard import get_start_method
@@ -308,12 +309,14 @@ class Member:
             # The queue is not this worker's: another one may have the name, and a lease.
             self.open.recall_all()
             return
+        incarnation = self.shared.incarnation
         self._warm_shutdown = WarmShutdown(
             self.url,
             self.lane,
             self.name,
-            self.shared.incarnation,
+            incarnation,
             holdings=self.holdings,
+            lease_holds=partial(self.shared.holds, incarnation),
             write=self.write,
             recall_all=self.open.recall_all,
             give_back_unstarted=self.open.give_back_unstarted,

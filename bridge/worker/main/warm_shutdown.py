@@ -62,6 +62,7 @@ class WarmShutdown:
     """Runs on a thread of its own from `start` to `stop`.
 
     - ``holdings``: the runs that came here before.
+    - ``lease_holds`` says whether the incarnation still holds its lease.
     - ``write`` writes outcomes of an incarnation.
     - ``recall_all`` recalls all messages: pool processes start none any more.
     - ``give_back_unstarted`` gives back the messages that the main process took and that no pool process has started.
@@ -76,6 +77,7 @@ class WarmShutdown:
         incarnation: str,
         *,
         holdings: Holdings,
+        lease_holds: Callable[[], bool],
         write: Callable[[str, list[Outcome]], None],
         recall_all: Callable[[], None],
         give_back_unstarted: Callable[[], None],
@@ -84,6 +86,7 @@ class WarmShutdown:
         self._name = name
         self._incarnation = incarnation
         self._holdings = holdings
+        self._lease_holds = lease_holds
         self._write = write
         self._recall_all = recall_all
         self._give_back_unstarted = give_back_unstarted
@@ -107,7 +110,9 @@ class WarmShutdown:
         self._recall_all()
         while not self._stop.is_set():
             announced = announced or self._quietly(self._announce_leaving)
-            self._quietly(self._empty_queue)
+            if self._lease_holds():
+                # Without a lease, another worker may have the name, and this queue.
+                self._quietly(self._empty_queue)
             if not self._stop.wait(QUEUE_CHECK_S):
                 self._give_back_unstarted()
 

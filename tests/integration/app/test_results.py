@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from celery import VERSION, Celery, states
 from celery.backends.base import BaseBackend
-from celery.result import AsyncResult, GroupResult
+from celery.result import AsyncResult, GroupResult, ResultSet
 
 from bridge.app.installation import install
 from bridge.routing.keys import LaneKeys
@@ -160,6 +161,18 @@ def test_no_two_lanes_have_one_name(one: tuple[str, str], other: tuple[str, str]
     names = {lane(("cache+memory://", None), *which).backend.get_key_for_task(ID) for which in (one, other)}
     assert len(names) == 2
     assert all(name.isascii() and len(name) < 150 for name in names)
+
+
+def test_results_of_other_tasks_need_no_task_of_the_app() -> None:
+    """Their backend gives all results of a set at once, with their names."""
+    app: Any = Celery("shop", backend="cache+memory://", set_as_current=False, include=["only_workers_have_this"])
+    app.conf.bridge_subscriptions = {"one": {"task": "shop.a"}, "two": {"task": "shop.b"}}
+    install(app)
+    ids = [uuid.uuid4().hex, str(uuid.uuid4())]
+    for id_ in ids:
+        app.backend.store_result(id_, id_, "SUCCESS")
+    results = [app.AsyncResult(id_) for id_ in ids]
+    assert ResultSet(results, app=app).get(timeout=10) == ids
 
 
 def beside(call: Any) -> Any:

@@ -144,6 +144,29 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_led", [False, True], ids=["no-master", "master"])
+def test_a_worker_comes_back_after_an_outage_in_which_the_servers_clock_was_set_back(
+    lane: LaneUnderTest, clock: SettableClock, is_led: bool
+) -> None:
+    """As by a failover to a replica whose clock is behind. The worker's own old lease would hold for another hour."""
+    leader = lane.master("m1")
+    worker = lane.worker("w1")
+    lane.wait_known(leader, worker)
+    if not is_led:
+        leader.kill_main()
+    lane.server.pause()
+    clock.set(-HOUR_S)
+    worker.wait_for_log(f"the lease of {worker.hostname()} ended", timeout=60)
+    lane.server.resume()
+    wait_until(lambda: worker.logs().count("registered as") == 2, description="it to be registered", timeout_s=60)
+    assert worker.running
+    if not is_led:
+        lane.master("m2")
+    lane.push_many(2, 1)
+    lane.wait_done(2, timeout_s=90)
+
+
+@pytest.mark.slow
 def test_a_message_that_ended_before_its_own_id_by_the_clock_does_not_run_again(
     lane: LaneUnderTest, clock: SettableClock
 ) -> None:

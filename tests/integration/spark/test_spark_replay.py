@@ -345,8 +345,9 @@ def dead_message(draw: random.Random, number: int) -> tuple[DeadLetter, bytes | 
     assert isinstance(refusal, Refusal)
     letter_ = dead_letters.refused(refusal, at_ms=START_MS)
     arguments = letter_.arguments()
-    held = [arguments[at] for at in range(0, len(arguments), 2) if isinstance(arguments[at], bytes)]
-    values = [arguments[at + 1] for at in range(0, len(arguments), 2) if isinstance(arguments[at], bytes)]
+    at_fields = [at for at in range(0, len(arguments), 2) if isinstance(arguments[at], bytes)]
+    held: list[Any] = [arguments[at] for at in at_fields]
+    values: list[Any] = [arguments[at + 1] for at in at_fields]
     holds_all = held == [b"field:" + name for name in fields[::2]] and values == fields[1::2]
     is_full = sum(map(len, held + values)) - len(b"field:") * len(held) >= LETTER_BYTES or len(held) >= LETTER_FIELDS
     return letter_, None if is_twice else payload_of_fields(rest), holds_all, is_full

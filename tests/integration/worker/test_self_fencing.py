@@ -152,6 +152,17 @@ def test_a_worker_that_waits_for_its_name_stops_when_it_is_asked_to(lane: LaneUn
     assert incarnation_of(lane, worker) == "older"
 
 
+def test_a_worker_that_starts_waits_for_an_older_lease_as_long_as_that_one_is(lane: LaneUnderTest) -> None:
+    # Given the lease of a worker that is gone. It was longer, and the server's clock was set back
+    name = f"w1@{socket.gethostname()}"
+    length_ms = int(2.5 * LEASE_S * 1000)
+    older = {"incarnation": "older", "queue": lane.keys.queue(name), "slots": 1, "lease_ms": length_ms}
+    lane.redis.hset(lane.keys.consumers, name, json.dumps(older))
+    lane.redis.set(lane.keys.lease("older"), "1", ex=3600)
+    worker = lane.worker("w1", wait=False)
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", "older"), description="the new worker to be registered")
+
+
 def test_a_full_server_takes_no_lease_away(lane: LaneUnderTest) -> None:
     worker, child = running(lane)
     before = incarnation_of(lane, worker)

@@ -98,6 +98,10 @@ def run_it(made: Any) -> Any:
     return asyncio.run(made) if inspect.iscoroutine(made) else next(iter(made))
 
 
+def rolled_back(*_: Any) -> None:
+    RAN.append("rollback")
+
+
 def hidden(function: Any) -> Any:
     """A decorator that hides what it decorates."""
 
@@ -178,8 +182,8 @@ def test_a_body_whose_decorator_does_not_run_it_does_not_count_as_done(body: Any
 
 @pytest.mark.parametrize(
     "options",
-    [{"base": Runs}, {"base": RunsTheRest}, {"base": RunsTheRest, "bridge_rollback": lambda *_: None}],
-    ids=["run", "rest", "rollback"],
+    [{"base": base, **more} for base in (Runs, RunsTheRest) for more in ({}, {"bridge_rollback": rolled_back})],
+    ids=["run", "run-rollback", "rest", "rest-rollback"],
 )
 @pytest.mark.parametrize("body", [awaited, yielding])
 def test_a_body_that_a_base_class_runs_is_taken(body: Any, options: dict[str, Any]) -> None:
@@ -187,6 +191,10 @@ def test_a_body_that_a_base_class_runs_is_taken(body: Any, options: dict[str, An
     assert mismatch(task) == ""
     handled = handle(task, "T")
     assert (handled.state, handled.result, RAN) == ("done", "done", ["body"])
+    RAN.clear()
+    handled = handle(task, "T", lost=LostAttempt(1, 1, "w1@h", "gone"))
+    before = ["rollback"] if "bridge_rollback" in options else []
+    assert (handled.state, handled.result, RAN) == ("done", "done", [*before, "body"])
     RAN.clear()
     assert task.apply(("T", None)).get() == "done"
     assert RAN == ["body"]

@@ -11,9 +11,6 @@ import pytest
 #: Prints the modules of worker and master that a process imports which only produces.
 PRODUCER = """
 import sys
-from pathlib import Path
-
-import pytest
 from celery import Celery
 import bridge
 shop = Celery("shop", broker="redis://localhost/0")

@@ -425,5 +425,6 @@ def test_another_number_of_partitions_than_the_apps_is_a_problem(
     found = [one for one in shell.json("status")["problems"] if "bridge_partitions" in one]
     has = f"stream {lane.keys.stream} has {partitions} partitions"
     said = f"{has}, and bridge_partitions is 1: the stream is used as it is"
-    way = f"set bridge_partitions = {partitions}, or change the stream with `bridge -A {shell.app} stream repartition 1`"
+    change = f"`bridge -A {shell.app} stream repartition 1`"
+    way = f"set bridge_partitions = {partitions}, or change the stream with {change}"
     assert found == [f"{said}; {way}"] * (partitions > 1)

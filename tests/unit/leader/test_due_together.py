@@ -155,3 +155,31 @@ def test_a_lane_that_is_full_of_both_reads_on_when_some_are_handled(monkeypatch:
             world.read(10)
         next_ones(world)
     assert len(world.store.done) == FLOOD + 200
+
+
+def test_a_suspect_that_was_delayed_does_not_count_when_it_has_gone_out() -> None:
+    # Given messages that were delayed, and running in two consumers that ended
+    world = LaneWorld(clocked=True, bundle_ms=0.0)
+    world.join("w1@h", slots=3)
+    tickets = [f"T{n}" for n in range(3)]
+    for ticket in tickets:
+        world.push_delayed(ticket, world.now + 1, task="long")
+    world.read()
+    world.now += 50
+    world.step()
+    for _ in range(2):
+        world.leave(*world.registered)
+        world.join("w1@h", slots=3)
+    world.leave(*world.registered)
+    # When they are queued again as any others, since an operator parked and released their tickets
+    for do in ("park", "release"):
+        for ticket in tickets:
+            world.order(do=do, ticket=ticket)
+    for _ in tickets:
+        world.step()
+    assert len(world.lane.suspects) == len(world.lane.late_ready) == 3
+    # Then the first one goes out alone, and counts no more
+    world.join("w1@h", slots=3)
+    assert len(world.running()) == 1
+    assert len(world.lane.suspects) == len(world.lane.late_ready) == 2
+    world.check()

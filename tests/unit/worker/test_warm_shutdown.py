@@ -15,7 +15,7 @@ from bridge.worker.main.warm_shutdown import WarmShutdown
 class Leaving:
     """A stopping worker. ``did``: the steps of its warm shutdown, in order."""
 
-    def __init__(self, failures: int = 0) -> None:
+    def __init__(self, failures: int = 0, has_lease: bool = True) -> None:
         self.did: list[str] = []
         self._failures = failures
         self.shutdown = WarmShutdown(
@@ -24,6 +24,7 @@ class Leaving:
             "w1@here",
             "life1",
             holdings=Holdings(),
+            lease_holds=lambda: has_lease,
             write=lambda _incarnation, _outcomes: None,
             recall_all=lambda: self.did.append("recall"),
             give_back_unstarted=lambda: self.did.append("give back"),
@@ -65,3 +66,9 @@ def test_during_an_outage_work_is_recalled_and_the_leader_is_notified_later() ->
 
 def test_the_leader_is_notified_once() -> None:
     assert ran(Leaving(failures=1)).count("tell") == 1
+
+
+def test_without_a_lease_the_queue_may_be_anothers() -> None:
+    did = ran(Leaving(has_lease=False))
+    assert did[:3] == ["tell", "recall", "give back"]
+    assert "empty" not in did
