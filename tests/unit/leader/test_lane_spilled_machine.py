@@ -1,6 +1,4 @@
-"""The lane under random events with many tickets, little room, consumers that differ, and tasks that are stopped: so
-that messages spill, tickets are stranded, and pages of messages are read again.
-"""
+"""The lane under random events with many tickets and little room: messages spill, and pages of them are read again."""
 
 from __future__ import annotations
 
@@ -10,42 +8,22 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.routing.ids import Place
-from tests.unit.leader.lane_world import TASKS, LaneWorld
-from tests.unit.leader.test_lane_machine import LaneMachine, run_machine
-
-ALL = list(TASKS)
-#: The tasks that a consumer can run; None: any.
-SETS = st.sampled_from([None, frozenset(ALL)]) | st.frozensets(st.sampled_from(ALL), min_size=1, max_size=3)
+from tests.unit.leader.lane_world import LaneWorld
+from tests.unit.leader.test_lane_machine import ALL, LaneMachine, run_machine
 
 
 class SpilledMachine(LaneMachine):
-    """The same events, and consumers that can run some tasks, circuit breakers, and messages of many tickets."""
+    """The same events, and messages of many tickets."""
 
     @initialize(slots=st.integers(1, 3), window=st.sampled_from([30, 100]), page=st.sampled_from([3, 10]))
     def begin(self, slots: int, window: int, page: int) -> None:
         self.world = LaneWorld(page=page, sliced=True, window=window, bundle_ms=10.0, clocked=True)
         self.world.join("w0@h", slots)
 
-    @rule(slots=st.integers(1, 3), tasks=SETS)
-    def join(self, slots: int, tasks: frozenset[str] | None) -> None:
-        if len(self.world.registered) < 4:
-            self.world.join(f"w{self.world._lives}@h", slots, tasks)
-
     @rule(task=st.sampled_from(ALL), first=st.integers(0, 20), tickets=st.integers(1, 25))
     def push_to_many(self, task: str, first: int, tickets: int) -> None:
         for n in range(tickets):
             self.world.push(f"T{first + n}", task, count=5 if n % 3 == 0 else 1)
-
-    @rule(task=st.sampled_from(ALL))
-    def a_circuit_opens_or_closes(self, task: str) -> None:
-        stranded = self.world.lane.stranded
-        if task in stranded.open_circuits:
-            stranded.open_circuits.discard(task)
-            stranded.release(task)
-        else:
-            stranded.open_circuits.add(task)
-            self.world.lane.queue_again()
-        self.world.step()
 
     @rule(turns=st.integers(1, 40))
     def turns_pass(self, turns: int) -> None:
@@ -80,15 +58,6 @@ class SpilledMachine(LaneMachine):
             # What a consumer can run is not left where it waits for one.
             if ticket.stranded and any(one.serving for one in lane.consumers.values()):
                 assert not lane.stranded.can_run(ticket.stranded), f"{ticket} stays stranded"
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            stranded = self.world.lane.stranded
-            for task in list(stranded.open_circuits):
-                stranded.open_circuits.discard(task)
-                stranded.release(task)
-            self.world.join("last@h", 2)
-        super().teardown()
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
