@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -26,7 +28,7 @@ def json_of(raw: bytes) -> Any:
         found = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
         raise Problem(400, f"the body is not JSON: {exc.msg} at byte {exc.pos}") from None
-    if _DIGITS.search(raw) is not None and (number := _rounded(found)) is not None:
+    if _DIGITS.search(raw) is not None and _may_be_rounded(found) and (number := _too_long(raw)) is not None:
         raise Problem(
             400, f"the body has a number that does not fit into 64 bits, about {number:g}: send it as a string"
         )
@@ -48,19 +50,33 @@ def check_members(forms: Iterable[Any]) -> None:
             raise Problem(400, f"an object in the body has {len(form):,} members, and the most is {MOST_MEMBERS}")
 
 
-def _rounded(value: Any) -> float | None:
-    """A float that may have been a whole number of more than 64 bits; None: there is none."""
+def _may_be_rounded(value: Any) -> bool:
+    """Whether there is a float that may have been a whole number of more than 64 bits."""
     left = [value]
     while left:
         one = left.pop()
         if isinstance(one, float):
             if abs(one) >= 2**63 and one.is_integer():
-                return one
+                return True
         elif isinstance(one, dict):
             left += one.values()
         elif isinstance(one, list):
             left += one
-    return None
+    return False
+
+
+def _too_long(raw: bytes) -> float | None:
+    """A whole number of more than 64 bits in a JSON text; None: there is none. ``1e300`` is none."""
+    found: list[float] = []
+
+    def look(digits: str) -> None:
+        if not -(2**63) <= int(digits) < 2**64:
+            found.append(float(digits))
+
+    # Text that is nested too deeply for this parser is refused later, with its payload.
+    with suppress(RecursionError):
+        json.loads(raw, parse_int=look)
+    return found[0] if found else None
 
 
 def media_type_of(request: Request) -> str:

@@ -40,10 +40,19 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 
 
 def binary_event(headers: Mapping[str, str], data: Any) -> dict[str, Any]:
-    """The event of a request in the binary mode. The values of its headers are percent-encoded."""
-    event: dict[str, Any] = {
-        name.removeprefix(_HEADER): unquote(value) for name, value in headers.items() if name.startswith(_HEADER)
-    }
+    """The event of a request in the binary mode. The values of its headers are percent-encoded UTF-8.
+
+    Raises `Problem` (400) for another value: two tickets must not become one.
+    """
+    event: dict[str, Any] = {}
+    for header, value in headers.items():
+        name = header.removeprefix(_HEADER)
+        if name == header:
+            continue
+        try:
+            event[name] = unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            raise Problem(400, f"the attribute {name:.80} must be UTF-8, percent-encoded in its header") from None
     return {**event, "data": data}
 
 

@@ -103,10 +103,14 @@ class DelayedMessage:
     def document(self, now_ms: int) -> dict[str, Any]:
         """All of it, for JSON."""
         payload = self.payload
+        shown: Any
         try:
-            shown = orjson.loads(payload)
+            orjson.loads(payload)
         except orjson.JSONDecodeError:
             shown = payload.decode(errors="backslashreplace")
+        else:
+            # As it came: reading and writing it again would round long numbers.
+            shown = orjson.Fragment(payload)
         return {**self.summary(now_ms), "payload": shown}
 
     def _text(self, name: bytes) -> str | None:

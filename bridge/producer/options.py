@@ -55,10 +55,19 @@ def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Valu
     due, rules = _due_values(given, past), _rule_values(given, past)
     if not rules:
         return due
-    when, until = due.get("due", b""), rules.get("expires", b"")
-    if when[:1] == until[:1] and when and int(until.lstrip(b"+=")) <= int(when.lstrip(b"+=")):
+    return beginning({**due, **rules})
+
+
+def beginning(values: Values) -> Values:
+    """``values``, unless the message would expire before it is due. A span and a moment cannot be compared.
+
+    Raises `OptionError`.
+    """
+    when, until = values.get("due", b""), values.get("expires", b"")
+    comparable = when and until and when.startswith(b"+") == until.startswith(b"+")
+    if comparable and int(until.lstrip(b"+=")) <= int(when.lstrip(b"+=")):
         raise OptionError("expires is not after the time when the message is due: it would never begin")
-    return {**due, **rules}
+    return values
 
 
 def _rule_values(given: Mapping[str, Any], past: Past) -> Values:

@@ -131,8 +131,8 @@ class _Rows:
         self._check_header(header)
         width = len(header)
         key = header.index(rules.key)
-        task = header.index(TASK) if TASK in header else None
-        payload = header.index(PAYLOAD) if PAYLOAD in header else None
+        task = header.index(TASK) if TASK in header and key != header.index(TASK) else None
+        payload = header.index(PAYLOAD) if PAYLOAD in header and key != header.index(PAYLOAD) else None
         options = COLUMNS if payload is None else (*COLUMNS, *RULE_COLUMNS)
         own = [(i, name) for i, name in enumerate(header) if name in options and i != key]
         rest = [(i, name) for i, name in enumerate(header) if i not in (key, task) and (i, name) not in own]

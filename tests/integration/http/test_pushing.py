@@ -54,6 +54,13 @@ def test_one_message_and_many_come_into_the_stream_in_order(port: Port, valkey: 
     ]
 
 
+def test_a_large_float_is_no_whole_number(port: Port, valkey: EmbeddedServer) -> None:
+    raw = b'{"ticket_id": "T", "payload": [1e300, 100000000000000000000.0, "1234567890123456789"]}'
+    assert port.post("/api/messages", raw=raw, headers={"Content-Type": "application/json"}).status == 201
+    [(_, fields)] = entries(valkey)
+    assert json.loads(fields["payload"]) == [1e300, 1e20, "1234567890123456789"]
+
+
 def test_a_message_may_be_due_later(port: Port, valkey: EmbeddedServer) -> None:
     with valkey.client() as client:
         now_ms = int(client.time()[0]) * 1000
@@ -176,6 +183,15 @@ def test_an_event_is_a_message_in_each_mode(port: Port, valkey: EmbeddedServer) 
         ("T1", "shop.other", '{"amount":3}'),
         ("Tü", "shop.apply", '{"amount":3}'),
     ]
+
+
+@pytest.mark.parametrize("ticket", ["T%FF", "%ED%A0%80", "T%C3"])
+def test_a_ticket_in_a_header_is_utf8(port: Port, valkey: EmbeddedServer, ticket: str) -> None:
+    """Else all such tickets would be one, with a replacement character."""
+    head = {f"ce-{name}": str(EVENT[name]) for name in ("specversion", "id", "source", "type")}
+    answer = port.post("/api/messages", 1, headers={**head, "ce-partitionkey": ticket})
+    assert (answer.status, "partitionkey must be UTF-8" in answer.body["detail"]) == (400, True), answer
+    assert entries(valkey) == []
 
 
 def test_an_event_that_comes_again_is_pushed_once(port: Port, valkey: EmbeddedServer) -> None:

@@ -129,6 +129,11 @@ def test_show_has_the_payload(shell: CommandLine, lane: Lane) -> None:
     assert "overtake: later ones overtake it" in said
 
 
+def test_long_numbers_of_a_payload_are_shown_as_they_came(shell: CommandLine, lane: Lane) -> None:
+    [id_] = delayed_ones(lane, "A", payload='{"n":12345678901234567890123}')
+    assert shell.json("delayed", "show", id_)["payload"] == {"n": 12345678901234567890123}
+
+
 def test_show_finds_a_message_that_was_not_read(shell: CommandLine, lane: Lane) -> None:
     due_ms = int(time.time() * 1000) + HOUR_MS
     added: Any = lane.redis.xadd(lane.keys.stream, {"ticket_id": "A", "payload": "1", "due": due_ms, "hold": "1"})

@@ -60,6 +60,13 @@ def test_another_column_may_name_the_ticket() -> None:
     assert read("number,ticket_id\nINC1,x\n", "csv", rules("number")) == [Row(2, b"INC1", None, b'{"ticket_id":"x"}')]
 
 
+@pytest.mark.parametrize("key", ["task", "payload", "due", "priority"])
+def test_the_column_that_names_the_ticket_is_nothing_else(key: str) -> None:
+    wanted = [Row(2, b"T1", None, b'{"a":"1"}')]
+    assert read(f"{key},a\nT1,1\n", "csv", rules(key)) == wanted
+    assert read(f'\n{{"{key}":"T1","a":"1"}}', "json", rules(key)) == wanted
+
+
 def test_a_whole_number_may_be_a_ticket_in_json() -> None:
     assert [row.ticket for row in read('{"ticket_id": 42}', "json")] == [b"42"]
 
@@ -296,8 +303,10 @@ def test_without_a_payload_column_they_are_the_payload() -> None:
         ('"timeout": "long"', "column 'timeout' must be a number of seconds, not 'long'"),
         ('"expires": -1', "column 'expires' must not be below 0, it is -1"),
         ('"expires": true', "column 'expires' must be milliseconds since 1970"),
+        ('"due": 1900000000000, "expires": 1900000000000', "expires is not after the time when the message is due"),
+        ('"due": "2033-05-18T03:33:20Z", "expires": 1999999999999', "expires is not after the time when the message"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_a_bad_rule_of_a_row_is_refused_with_its_line(cells: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
