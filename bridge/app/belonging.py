@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.app.installed import bridge_of
-from bridge.routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError, PayloadError
+from bridge.routing.messages import MAX_TASK_BYTES
 from bridge.settings.subscriptions import SETTING, check_task
 
 if TYPE_CHECKING:
@@ -53,3 +54,18 @@ def require_subscription(task: Any) -> None:
             f"the task {task.name} belongs to no subscription: name one at the task (bridge_subscription), or name the "
             f"task in {SETTING}; this app has: {known}"
         )
+
+
+def require_task(app: Celery, name: Any) -> None:
+    """As `require_subscription`, for a task that a producer names. One that this app does not know may be another app's.
+
+    Raises `PayloadError` for what no app can have.
+    """
+    if not isinstance(name, str):
+        raise PayloadError(f"the name of a task must be a text, not {name!r:.80}")
+    task = app.tasks.get(name)
+    if task is None:
+        if not 0 < len(name.encode(errors="surrogatepass")) <= MAX_TASK_BYTES or not name.isprintable():
+            raise PayloadError(f"the name of a task must have 1 to {MAX_TASK_BYTES} bytes, and be printable")
+    elif hasattr(task, "bridge_subscription"):
+        require_subscription(task)

@@ -9,7 +9,7 @@ from celery import signals
 from celery.utils.imports import symbol_by_name
 
 from bridge.app.adoption import adopt_from_now_on
-from bridge.app.belonging import require_subscription
+from bridge.app.belonging import require_task
 from bridge.app.installed import Bridge
 from bridge.app.results import keep_results_apart
 from bridge.producer.options import Past, eta_of_text
@@ -70,8 +70,7 @@ def _install(app: Celery) -> None:
 
         ``delay`` counts from this push. When ``eta`` is past by now, the message is due at once.
         """
-        if task in app.tasks and hasattr(app.tasks[task], "bridge_subscription"):
-            require_subscription(app.tasks[task])
+        require_task(app, task)
         options = {"delay": delay, "eta": eta_of_text(eta) if isinstance(eta, str) else eta, "hold": hold}
         key = self.request.id
         return push(app, task, ticket_id, payload, idempotency_key=key, options=options, past=Past.ALLOWED)

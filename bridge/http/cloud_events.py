@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 import orjson
 
@@ -42,7 +42,7 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 def binary_event(headers: Mapping[str, str], data: Any) -> dict[str, Any]:
     """The event of a request in the binary mode. The values of its headers are percent-encoded UTF-8.
 
-    Raises `Problem` (400) for another value: two tickets must not become one.
+    Raises `Problem` (400) for another value: two tickets must not become one, nor one ticket another one.
     """
     event: dict[str, Any] = {}
     for header, value in headers.items():
@@ -50,9 +50,10 @@ def binary_event(headers: Mapping[str, str], data: Any) -> dict[str, Any]:
         if name == header:
             continue
         try:
-            event[name] = unquote(value, errors="strict")
-        except UnicodeDecodeError:
-            raise Problem(400, f"the attribute {name:.80} must be UTF-8, percent-encoded in its header") from None
+            event[name] = unquote_to_bytes(value.encode("ascii")).decode()
+        except UnicodeError:
+            if name in REQUIRED:
+                raise Problem(400, f"the attribute {name} must be UTF-8, percent-encoded in its header") from None
     return {**event, "data": data}
 
 

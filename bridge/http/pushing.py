@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
+from bridge.app.belonging import require_task
 from bridge.app.lanes import names_of_subscriptions, unsplit_lanes_of
 from bridge.http import cloud_events
 from bridge.http.access import Caller, Verb
@@ -16,7 +17,7 @@ from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
 from bridge.producer.push import apush_each, apush_many
-from bridge.routing.errors import PayloadError
+from bridge.routing.errors import ConfigurationError, PayloadError
 from bridge.routing.message_options import HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
 from bridge.routing.messages import MAX_TASK_BYTES
 
@@ -147,6 +148,7 @@ async def push(
     name = _task_of(site.app, messages, task)
     _authorise(site.app, caller, name)
     try:
+        require_task(site.app, name)
         rows = [(message.ticket_id, message.payload, message.options()) for message in messages]
         if keys:
             found = await apush_each(site.app, name, rows, keys, site.stopping.is_set)
@@ -159,6 +161,8 @@ async def push(
                 options=NONE,
                 is_stopping=site.stopping.is_set,
             )
+    except ConfigurationError as exc:
+        raise Problem(400, f"{exc}; nothing was pushed") from None
     except PayloadError as exc:
         if "pushed under the idempotency key" in str(exc):
             raise Problem(409, str(exc)) from None
@@ -212,15 +216,13 @@ def _of_event(event: Mapping[str, Any]) -> NewMessage:
 
 
 def _task_of(app: Celery, messages: Sequence[NewMessage], wanted: str | None) -> str:
-    """The task of all messages. Raises `Problem` (400) when there are several, or none."""
+    """The name of the task of all messages. Raises `Problem` (400) when there are several, or none."""
     named = {wanted if message.task is None else message.task for message in messages}
     if len(named) > 1:
         raise Problem(400, "the messages of one request must be for one task: send one request for each task")
     [name] = named
     if name is None:
         name = _default_task(app)
-    if not 0 < len(name.encode(errors="surrogatepass")) <= MAX_TASK_BYTES or not name.isprintable():
-        raise Problem(400, f"the name of a task must have 1 to {MAX_TASK_BYTES} bytes, and be printable")
     return name
 
 

@@ -54,6 +54,18 @@ def test_one_message_and_many_come_into_the_stream_in_order(port: Port, valkey: 
     ]
 
 
+def test_a_task_of_no_subscription_is_refused(valkey: EmbeddedServer) -> None:
+    """Subscriptions with a default task would handle it by that one."""
+    app = app_of(valkey.url, bridge_default_task=None, bridge_subscriptions={"one": {"task": "shop.apply"}})
+    with port_of(app) as port:
+        refused = port.post("/api/messages", {"ticket_id": "T", "task": "shop.other"})
+        taken = [port.post("/api/messages", {"ticket_id": "T", **named}) for named in ({}, {"task": "another.apps"})]
+    assert (refused.status, "belongs to no subscription" in refused.body["detail"]) == (400, True), refused
+    assert [answer.status for answer in taken] == [201, 201]
+    assert len(entries(valkey)) == 2
+    app.bridge.client.close()
+
+
 def test_a_large_float_is_no_whole_number(port: Port, valkey: EmbeddedServer) -> None:
     raw = b'{"ticket_id": "T", "payload": [1e300, 100000000000000000000.0, "1234567890123456789"]}'
     assert port.post("/api/messages", raw=raw, headers={"Content-Type": "application/json"}).status == 201
@@ -185,7 +197,7 @@ def test_an_event_is_a_message_in_each_mode(port: Port, valkey: EmbeddedServer) 
     ]
 
 
-@pytest.mark.parametrize("ticket", ["T%FF", "%ED%A0%80", "T%C3"])
+@pytest.mark.parametrize("ticket", ["T%FF", "%ED%A0%80", "T%C3", "Tü"])
 def test_a_ticket_in_a_header_is_utf8(port: Port, valkey: EmbeddedServer, ticket: str) -> None:
     """Else all such tickets would be one, with a replacement character."""
     head = {f"ce-{name}": str(EVENT[name]) for name in ("specversion", "id", "source", "type")}
