@@ -54,7 +54,7 @@ def test_a_task_of_no_subscription_is_refused(way: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "\n", "x" * 513, "\ud800", 7, None], ids=range(6))
 def test_the_task_of_pushes_refuses_a_name_that_no_task_can_have(name: Any) -> None:
-    with pytest.raises(bridge.PayloadError, match="^the name of a task must "):
+    with pytest.raises(bridge.PayloadError, match=r"^the name of a task must "):
         shop().tasks["bridge.push"].run(name, "T", {})
 
 
