@@ -1,4 +1,4 @@
-"""What each way in takes goes through a lane: a master and a worker handle it, and every command shows the same message."""
+"""What each way in takes goes through a lane: a worker handles it, and every command shows the same message."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from bridge.routing.messages import is_deep
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.lane import Lane
 from bridge.testing.waiting import wait_until
@@ -32,19 +34,11 @@ DELAYED = st.fixed_dictionaries({"delay": st.sampled_from([500, 5000])}, optiona
 def _can_be(asked: Asked) -> bool:
     """Whether some way takes it."""
     try:
-        text = json.loads(asked.payload, parse_constant=lambda _: 1 / 0)
-        payload = json.dumps(text, ensure_ascii=False).encode()
         size = len(asked.ticket_text.encode())
-    except (ValueError, ZeroDivisionError, UnicodeEncodeError):
+        orjson.loads(asked.payload)
+    except (ValueError, UnicodeEncodeError):
         return False
-    plain = "inf" not in repr(text).lower() and asked.payload.count("[") + asked.payload.count("{") < 200
-    return (
-        0 < size <= 512
-        and plain
-        and len(payload) < 800
-        and len(asked.payload) < 800
-        and not asked.payload.startswith("\ufeff")
-    )
+    return 0 < size <= 512 and len(asked.payload.encode()) < 800 and not is_deep(asked.payload.encode())
 
 
 MESSAGES = st.builds(
@@ -107,7 +101,8 @@ def through(world: World, lane: Lane, asked: Asked, parked: bool, chosen: list[A
             assert (shown["message_id"], shown["ticket_id"], shown["task"], canonical(shown["payload"])) == (id_, *want)
         module.SEEN.clear()
         module.SEEN.append("alive")
-        command(world, "dead", "replay", *ids)
+        # Not by ids: that of a message may be that of another one's letter.
+        command(world, "dead", "replay", f"--ticket={ticket}", "--yes")
         lane.wait()
         replayed = module.SEEN[1:]
         assert sorted(one[0] for one in replayed) == sorted(ids)
@@ -117,18 +112,28 @@ def through(world: World, lane: Lane, asked: Asked, parked: bool, chosen: list[A
         module.SEEN.clear()
 
 
-@pytest.mark.parametrize("partitions", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+#: What an app says of its own messages is nothing to the bridge's.
+PICKLED = {
+    "bridge_partitions": 3,
+    "task_serializer": "pickle",
+    "accept_content": ["pickle"],
+    "task_compression": "gzip",
+}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param(PICKLED, marks=pytest.mark.long)], ids=["one stream", "3 partitions, pickled"]
+)
+@pytest.mark.parametrize("examples", [3, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_every_way_goes_through(
-    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int, examples: int
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], examples: int
 ) -> None:
-    more = {} if partitions == 1 else {"bridge_partitions": partitions}
     with (
         world_of(valkey, tmp_path, monkeypatch, bridge_lease=30.0, **more) as world,
         Lane(world.app, url=valkey.url) as lane,
     ):
-
-        @settings(max_examples=examples, print_blob=True, **TRIED)
+        # Failing examples are not shrunk: a message that stays in the lane spoils the next example.
+        @settings(max_examples=examples, print_blob=True, phases=[Phase.generate], **TRIED)
         @given(asked=MESSAGES, parked=st.booleans(), chosen=st.permutations(WAYS))
         def gone(asked: Asked, parked: bool, chosen: list[Any]) -> None:
             through(world, lane, asked, parked, chosen)
