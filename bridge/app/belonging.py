@@ -57,7 +57,7 @@ def require_subscription(task: Any) -> None:
 
 
 def require_task(app: Celery, name: Any) -> None:
-    """As `require_subscription`, for a name that a producer gives. One that this app does not know may be another app's.
+    """As `require_subscription`, for a name that a producer gives. A name that is unknown here may be another app's.
 
     Raises `PayloadError` for what no app can have.
     """
