@@ -203,6 +203,9 @@ def taken_by(asked: Asked) -> set[Any]:
     if hold and eta is None and delay is None:
         # Here it says what becomes of rows that are due later.
         found |= {ways_in.cli_options, ways_in.spark}
+    if delay is not None and delay < 0:
+        # By hand it is a time that is over, and no delay.
+        found |= set(HAND)
     if expires is not None:
         # By hand it is a dead letter, once it is due.
         found |= {ways_in.xadd}
