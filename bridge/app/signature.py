@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, MethodType
 from typing import Any
 
 from bridge.routing.errors import ConfigurationError
@@ -59,7 +59,9 @@ def _mismatch(task: Any) -> str:
     if task._bridge_calls_run and is_async_or_generator(task.run):
         return would_not_run(task)
     try:
-        signature = inspect.signature(task.run)
+        # Celery's wrapper for `autoretry_for` has a copy of the attributes of the method in it, also of the signature
+        # that begins with ``self``. The method's own is the one of the call.
+        signature = inspect.signature(inspect.unwrap(task.run, stop=lambda one: isinstance(one, MethodType)))
         takes = ", ".join(str(one.replace(annotation=one.empty)) for one in signature.parameters.values())
         signature.bind("ticket", "payload")
     except TypeError:

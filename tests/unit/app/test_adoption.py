@@ -483,3 +483,31 @@ def test_a_base_class_that_registers_its_subclasses_registers_those_of_the_user_
     assert handle(found["shop.pay"], "T", 1).result == found["shop.pay"].apply(("T", 1)).get() == "paid"
     assert handle(found["shop.mail"], "T", 1).result == "sent"
     assert found["shop.pay"].request_stack is not found["shop.mail"].request_stack
+
+
+@pytest.mark.parametrize("more", [{}, AGAIN, {**AGAIN, "pydantic": True}], ids=["plain", "autoretry", "both"])
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize("takes_both", [False, True])
+def test_what_a_task_takes_is_known_whatever_wraps_its_body(more: Any, bind: bool, takes_both: bool) -> None:
+    app = install(make_app())
+    app.conf.task_always_eager = True
+    taken: list[Any] = []
+
+    def free_one(ticket_id: str) -> None: ...
+
+    def free(ticket_id: str, payload: Any) -> None:
+        taken.append(payload)
+
+    def bound_one(self: Any, ticket_id: str) -> None: ...
+
+    def bound(self: Any, ticket_id: str, payload: Any) -> None:
+        taken.append(payload)
+
+    body = (bound if takes_both else bound_one) if bind else (free if takes_both else free_one)
+    task: Any = app.task(body, bind=bind, name="shop.pay", shared=False, lazy=False, **more)
+    if takes_both:
+        task.push("T", 1)
+        assert taken == [1]
+    else:
+        with pytest.raises(ConfigurationError, match=r"it takes \(ticket_id\), and must take"):
+            task.push("T", 1)
