@@ -239,7 +239,8 @@ class Eager:
             ticket.give_state("", self._states.get(place, {}))
         token = _next_message.set((task.name, ticket))
         try:
-            result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False)
+            # As in a worker, a task may read its headers: a push has none.
+            result = task.apply((ticket_id, content), task_id=message_id, retries=attempt - 1, throw=False, headers={})
         finally:
             _next_message.reset(token)
         fields: dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION, HEADER_RUNS
+from bridge.testing import handle
 from bridge.worker.pool import light_tracer
 from tests.unit.worker.kept_outcomes import LIFE
 from tests.unit.worker.test_results import Server, Shop
@@ -35,6 +36,7 @@ WAYS: dict[str, Callable[[Shop], Any]] = {
     "alone": alone,
     "bundled": lambda shop: shop.run(),
     "run": lambda shop: shop.task.run("T1", {}),
+    "handled without a server": lambda shop: handle(shop.task, "T1", {}),
 }
 
 
