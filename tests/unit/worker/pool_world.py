@@ -271,7 +271,8 @@ class PoolWorld:
             def call(self_: Any, *args: Any, **kwargs: Any) -> Any:
                 world.note(self_, args[0] if args else kwargs["ticket_id"], "call in")
                 try:
-                    return super(made, self_).__call__(*args, **kwargs)
+                    outer: Any = super(made, self_)
+                    return outer.__call__(*args, **kwargs)
                 finally:
                     world.note(self_, args[0], "call out")
 
@@ -292,7 +293,7 @@ class PoolWorld:
                 world._handled(self_, "after_return", retval, *args, status)
 
             attributes["after_return"] = after_return
-        made = type(f"Base_{kind}", (task_class,), attributes)
+        made: Any = type(f"Base_{kind}", (task_class,), attributes)
         return made if attributes else None
 
     def _handler(self, name: str) -> Any:
