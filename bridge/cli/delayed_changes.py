@@ -130,8 +130,7 @@ class ChangeRequest:
 
     def _print_plan(self, found: Sequence[DelayedMessage]) -> None:
         if self._as_json:
-            messages = [one.summary(self._now_ms) for one in found]
-            echo_json({"dry_run": True, self._word: len(found), "due_ms": self._due_ms, "messages": messages})
+            self._echo_json(found, [None] * len(found))
             return
         if found:
             console().print(table(found[:ROWS], self._now_ms))
@@ -153,7 +152,10 @@ class ChangeRequest:
     def _print_json(self, found: Sequence[DelayedMessage], results: Sequence[Change], unknown: str) -> None:
         """``unknown``: why there is no result for the others."""
         known = {one.message_id: one.why for one in results}
-        whys = [known.get(one.id, unknown) for one in found]
+        self._echo_json(found, [known.get(one.id, unknown) for one in found])
+
+    def _echo_json(self, found: Sequence[DelayedMessage], whys: Sequence[str | None]) -> None:
+        """``whys``: why each is refused; None: it is not."""
         messages = [
             {**one.summary(self._now_ms), self._word: why is None, "why": why}
             for one, why in zip(found, whys, strict=True)
@@ -161,7 +163,7 @@ class ChangeRequest:
         done = whys.count(None)
         echo_json(
             {
-                "dry_run": False,
+                "dry_run": self._dry_run,
                 self._word: done,
                 "refused": len(found) - done,
                 "due_ms": self._due_ms,

@@ -136,9 +136,9 @@ def _search(
     delayed, next_delayed, holding = nothing, None, frozenset[str]()
     if lane.delayed:
         delayed, next_delayed, holding = of_ticket(redis, settings, ticket)
-    if record is None or not record.parked:
-        # They are under the master's name, too.
-        waiting = _without(waiting, holding - {*(record.ids if record is not None else ())})
+    # They are pending where the waiting ones are.
+    named = () if record is None or record.parked else record.ids
+    waiting = _without(waiting, holding.difference(named))
 
     in_flight = retry = parked = None
     if record is not None and record.in_flight:

@@ -21,7 +21,7 @@ from bridge.routing.ids import member_of
 from bridge.routing.records import HELD
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line, letter
-from tests.operators import FakeLeader, fake_leader
+from tests.operators import FakeLeader, fake_leader, park
 
 HOUR_MS = 3_600_000
 
@@ -431,7 +431,8 @@ def test_a_dry_run_changes_nothing(shell: CommandLine, lane: Lane, leader: FakeL
     assert said.stdout.splitlines()[-1] == "would cancel 2 delayed messages"
     assert [line.split()[0] for line in said.stdout.splitlines()[1:3]] == ids
     found = shell.json("delayed", "reschedule", ids[0], "--delay", "5", "--dry-run")
-    assert (found["dry_run"], ids_of(found), found["rescheduled"]) == (True, ids[:1], 1)
+    assert (found["dry_run"], ids_of(found), found["rescheduled"], found["refused"]) == (True, ids[:1], 1, 0)
+    assert [(one["rescheduled"], one["why"]) for one in found["messages"]] == [(True, None)]
     assert shell("delayed", "now", ids[0], "--dry-run").stdout.splitlines()[-1] == "would make due 1 delayed message"
     assert leader.orders == []
 
@@ -515,3 +516,13 @@ def test_a_list_says_where_the_messages_of_an_older_version_are(
             assert shell(*command).stdout == f"{none}\n3 {thing} messages of an older version: {words}\n"
             assert "older version" not in shell(*command, "--stream", "ticket_stream").stdout
         assert "no such message is pending\n3 pending" in shell("pending", "--state", "waiting").stdout
+
+
+def test_of_a_parked_ticket_a_message_that_holds_it_counts_once(shell: CommandLine, lane: Lane) -> None:
+    held, behind = lane.add("A", "A")
+    lane.read()
+    delay(lane, held, int(time.time() * 1000) + HOUR_MS, Mode.HOLD)
+    park(lane, "A", [held, behind], "why")
+    found = shell.json("ticket", "show", "A")
+    assert (found["delayed"]["ids"], found["waiting"]["ids"]) == ([held], [behind])
+    assert (found["delayed"]["count"], found["waiting"]["count"]) == (1, 1)
