@@ -84,7 +84,7 @@ class LaneKeys:
     def holding(self) -> str:
         """Sorted set message -> due time (Unix ms): messages for which their tickets wait, or will wait.
 
-        The leader adds when it reads them, and removes when they are dispatched or acknowledged.
+        The leader adds when it reads them, and removes when they are acknowledged.
         """
         return f"{self.prefix}:holding"
 

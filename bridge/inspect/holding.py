@@ -1,7 +1,7 @@
 """How many messages are not due and hold their tickets, and how many tickets wait for such a message now.
 
-The sorted set `holding` has such a message until it is dispatched, also when it is due and waits behind another one,
-and when its ticket is parked. So it is not enough to count the set's members.
+The sorted set `holding` has such a message until it is done or dead, also when it is due or in flight, and when its
+ticket is parked. So it is not enough to count the set's members.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from bridge.protocol.unserved import read_unserved
 from bridge.routing import records
 from bridge.routing.groups import group_in
 from bridge.routing.history import What
-from bridge.routing.ids import id_key, member_of
+from bridge.routing.ids import id_key
 from bridge.routing.leadership import read_token
 from bridge.routing.message_options import BadOptionError, read_options
 from bridge.routing.numbers import duration
@@ -295,7 +295,7 @@ def _retry(
         max_attempts=of_message or max_attempts(_task_named(settings, lane, fields, own)),
         due_in_ms=(lane.due_ms or lane.now_ms) - lane.now_ms,
         last_error=record.cause,
-        is_held=record.attempt == 1 and redis.zscore(settings.keys.holding, member_of(id_)) is not None,
+        is_held=record.cause == records.HELD,
     )
 
 

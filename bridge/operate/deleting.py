@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
 
+from bridge.inspect.delayed import now_ms_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.routing.errors import OrderFailed
@@ -120,7 +121,8 @@ class LanesOfStream:
 def delayed_among(redis: Redis, stream: str, group: str) -> str:
     """How many of a lane's undone messages are delayed, as the end of a clause; "": none is."""
     keys = LaneKeys(stream, group)
-    number = int(redis.zcard(keys.delayed)) + int(redis.zcard(keys.holding))
+    # Those that are due stay in `holding` until they are done.
+    number = int(redis.zcard(keys.delayed)) + int(redis.zcount(keys.holding, f"({now_ms_of(redis)}", "+inf"))
     return f", {number:,} of them delayed" if number else ""
 
 

@@ -239,7 +239,7 @@ def test_a_ticket_says_that_it_is_held(shell: CommandLine, lane: Lane) -> None:
     first, _ = lane.add("A", "A")
     lane.read()
     delay(lane, first, int(time.time() * 1000) + 30_000, Mode.HOLD)
-    lane.hold_back("A", first, 1, 30_000, "")
+    lane.hold_back("A", first, 1, 30_000, HELD)
     found = shell.json("ticket", "show", "A")
     assert (found["state"], found["retry"]["is_held"]) == ("delayed", True)
     assert found["why"].startswith(f"message {first} is delayed and holds its ticket: it is due in ")
@@ -259,6 +259,18 @@ def test_a_ticket_that_is_held_is_delayed_until_its_message_is_due(
     lane.hold_back("A", first, 1, due_in_ms, HELD)
     [listed] = shell.json("ticket", "list")["tickets"]
     assert listed["state"] == shell.json("ticket", "show", "A")["state"] == state
+
+
+def test_a_ticket_that_was_held_and_lost_its_consumer_awaits_a_retry(shell: CommandLine, lane: Lane) -> None:
+    """Its message was sent to a consumer that left before it began. No record says that it is held any more."""
+    lane.join("w1@host")
+    [first] = lane.add("A")
+    lane.read()
+    delay(lane, first, int(time.time() * 1000) - 1000, Mode.HOLD)
+    lane.hold_back("A", first, 1, 0, "")
+    [listed] = shell.json("ticket", "list")["tickets"]
+    [row] = shell.json("pending", "--limit", "1")["messages"]
+    assert listed["state"] == row["state"] == shell.json("ticket", "show", "A")["state"] == "awaiting retry"
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -313,10 +325,15 @@ def test_a_delayed_ticket_that_is_due_says_what_it_waits_for(
 
 def test_a_stream_with_delayed_messages_is_not_deleted(lane: Lane) -> None:
     delayed_ones(lane, "A", "B")
+    held, due = lane.add("C", "D")
+    lane.read()
+    now_ms = int(time.time() * 1000)
+    delay(lane, held, now_ms + HOUR_MS, Mode.HOLD)
+    delay(lane, due, now_ms - 1000, Mode.HOLD)
     lane.depose()
-    with pytest.raises(StillUsed, match=r"has messages that are not done, 2 of them delayed$"):
+    with pytest.raises(StillUsed, match=r"has messages that are not done, 3 of them delayed$"):
         LanesOfStream(lane.redis, "ticket_stream", letters=True).delete()
-    assert lane.redis.xlen("ticket_stream") == 2
+    assert lane.redis.xlen("ticket_stream") == 4
 
 
 # -- changing ------------------------------------------------------------------------------------------------------
