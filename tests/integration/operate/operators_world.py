@@ -277,13 +277,14 @@ class World:
                 assert self.shell(*words[2:]).exit_code == 0, advised
 
     def dump(self) -> dict[bytes, Any]:
-        """What a dry run may not change. When the consumers of a group were last seen is no part of it."""
+        """What a dry run may not change. When consumers were last seen, and entries that are done, are no part of it."""
         keys = {key for key in self.redis.scan_iter() if not OF_THE_LEADER.search(key.decode(errors="replace"))}
         found = {key: self.redis.dump(key) for key in keys.difference(stream.encode() for stream in self.streams)}
         for stream in self.streams:
             rows = self.redis.xpending_range(stream, GROUP, "-", "+", 1000)
             owners = [(row["message_id"], row["consumer"], row["times_delivered"]) for row in rows]
-            found[stream.encode()] = self.redis.xrange(stream), owners
+            needed = {one.id.partition("@")[0].encode() for one in (*self.of("undone"), *self.of("dead"))}
+            found[stream.encode()] = [id_ for id_, _ in self.redis.xrange(stream) if id_ in needed], owners
         return found
 
     # -- what is undone ------------------------------------------------------------------------------------------------
