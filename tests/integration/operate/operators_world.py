@@ -277,7 +277,7 @@ class World:
                 assert self.shell(*words[2:]).exit_code == 0, advised
 
     def dump(self) -> dict[bytes, Any]:
-        """What a dry run may not change. When consumers were last seen, and entries that are done, are no part of it."""
+        """What a dry run may not change: not when consumers were last seen, and not the entries that are done."""
         keys = {key for key in self.redis.scan_iter() if not OF_THE_LEADER.search(key.decode(errors="replace"))}
         found = {key: self.redis.dump(key) for key in keys.difference(stream.encode() for stream in self.streams)}
         for stream in self.streams:
