@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bridge.leader.picture.chained_lane import ChainedLane
+    from bridge.routing.ids import IdKey
     from bridge.routing.keys import LaneKeys
 
 
@@ -82,6 +83,8 @@ class Place:
         self.paused = False
         #: Tickets whose messages the script refused for a reason that no picture shows.
         self.refused: set[str] = set()
+        #: Id up to which the leader had read at the end of its last turn.
+        self._read_to: IdKey = (0, 0)
         #: Tickets of this lane of which something ended in another lane. They are tried again in the next turn.
         self._to_look_at: list[str] = []
         self._wake: Callable[[], None] = lambda: None
@@ -172,20 +175,24 @@ class Place:
         ended, lane.ended = lane.ended, []
         begins = not self._announced and not lane.behind
         self._announced = self._announced or begins
+        has_read = lane.read_to != self._read_to
+        self._read_to = lane.read_to
         for other in (*self.older, *self.newer):
             if other.lane is not None:
-                other._hear(ended, complete=begins)
+                other._hear(ended, complete=begins, has_read=has_read)
 
-    def _hear(self, ended: Sequence[str], *, complete: bool) -> None:
+    def _hear(self, ended: Sequence[str], *, complete: bool, has_read: bool) -> None:
         """Another leader's turn is over. ``ended``: tickets of which something ended in it. ``complete``: it has read
-        its lane now.
+        its lane now. ``has_read``: it has read entries, which its picture shows now.
         """
         lane = self.lane
         assert lane is not None
         found: list[str] = [id_ for id_ in ended if id_ in lane.deferred] if lane.deferred else []
         if complete:
             found += lane.deferred
-        found += self.refused
+        if has_read:
+            # Not after each turn: two leaders that are refused again and again would wake each other without end.
+            found += self.refused
         self._to_look_at += found
         if found or (self.paused and self.open):
             self._wake()

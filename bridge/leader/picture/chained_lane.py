@@ -51,8 +51,11 @@ class ChainedLane(Lane):
             self.spilled.discard(ticket)
 
     def try_again(self, ids: Iterable[str]) -> None:
-        """Queues these deferred tickets, or defers them again. Something of them ended in another lane."""
+        """Queues these deferred tickets, but those that still wait. Something of them ended in another lane."""
         for id_ in ids:
+            if self._defers(id_):
+                # Its messages may be spilled. To read them again would be in vain.
+                continue
             ticket = self.deferred.pop(id_, None)
             if ticket is None or self.tickets.get(id_) is not ticket:
                 continue

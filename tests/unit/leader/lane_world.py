@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +18,7 @@ from bridge.leader.duties.operator_orders import OperatorOrders
 from bridge.leader.duties.refill import Refill
 from bridge.leader.picture.breaker import Breakers
 from bridge.leader.picture.lane import Lane
-from bridge.leader.picture.pieces import Consumer
+from bridge.leader.picture.pieces import Consumer, Ticket
 from bridge.leader.picture.planner import Planner
 from bridge.leader.picture.settling import Settling
 from bridge.leader.step.history_cap import HistoryCap
@@ -110,7 +110,7 @@ class LaneWorld:
 
     def lead(self) -> None:
         """A new leader, which knows only what is in the store."""
-        self.lane = Lane(self.settings, now_ms=lambda: self.now)
+        self.lane = self._picture()
         self.breakers = Breakers(self.lane)
         #: Clocks that always agree. Other tests cover clocks that do not.
         self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady_for=lambda _s: True, tolerance_s=0.0, ends={})
@@ -165,6 +165,19 @@ class LaneWorld:
         self.rebuilding: Rebuild | None = None
         self.reply = []
 
+    def _picture(self) -> Lane:
+        return Lane(self.settings, now_ms=lambda: self.now)
+
+    @property
+    def deferred(self) -> Mapping[str, Ticket]:
+        """Tickets that wait for another lane. This one is alone."""
+        return {}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing may be dispatched now, because of another lane."""
+        return False
+
     def _elected(self) -> str:
         self.store.leader = ""
         return self.store.lead(MASTER)[1]
@@ -177,13 +190,17 @@ class LaneWorld:
     def rebuild(self) -> None:
         """A new leader reads the lane."""
         self.lead()
+        self.begin()
+        self.step()
+        self._retire([c for c in self.lane.consumers.values() if not c.alive])
+
+    def begin(self) -> None:
+        """The leader reads the records."""
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
         parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
         with self.adopting(), self.moving():
             self.rebuilding = Rebuild(self.term, self.lane, *parts, self.delayed)
             self.rebuilding.run()
-        self.step()
-        self._retire([c for c in self.lane.consumers.values() if not c.alive])
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
@@ -229,6 +246,9 @@ class LaneWorld:
             settled = self.settling.settle(outcome, batch)
             if settled is not None and outcome.kind in (Kind.FAILED, Kind.FAILED_OWING, Kind.LOST):
                 self.failures[outcome.message_id] = self.failures.get(outcome.message_id, 0) + 1
+                if self.breakers.why(self.task_of(outcome.message_id)):
+                    # Only a trial's failure is charged.
+                    self.failures[outcome.message_id] = settled.attempt - 1
             self.old_outcomes.append(outcome)
         self.lane.wake(self.now)
         self.backoffs_over.run(batch)

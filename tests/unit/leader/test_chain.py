@@ -54,8 +54,7 @@ class Chain:
         """As the planner does: the ticket's oldest message goes out."""
         lane = self.lanes[version]
         with self.places[version].turn():
-            lane.ready.remove(ticket)
-            ticket.queued = False
+            lane.unqueue(ticket)
             assert lane.admits(ticket)
             consumer = ticket.consumer = Consumer("w", "life", "queue", 1, None)
             lane.put_in_flight(ticket, consumer, ticket.waiting.popleft())
@@ -145,6 +144,25 @@ def test_deferred_tickets_use_at_most_half_of_the_memory_and_are_read_again() ->
     assert last in lane.spilled
 
 
+def test_spilled_messages_are_not_read_again_while_an_older_lane_has_some_of_their_ticket() -> None:
+    # Given a ticket whose message is spilled, and that has two in the older lane
+    chain = Chain(window=100)
+    for n in range(60):
+        chain.ingest(0, f"T{n}")
+        chain.ingest(1, f"T{n}")
+    old, new = chain.ingest(0, "T59"), chain.lanes[1].tickets["T59"]
+    assert not new.waiting
+    read_again = []
+    for _ in range(2):
+        # When one of these is done
+        chain.dispatch(0, old)
+        chain.done(0, old)
+        chain.ready(1)
+        read_again.append(new in chain.lanes[1].spilled)
+    # Then only the last one matters
+    assert read_again == [False, True]
+
+
 def is_open(place: Place) -> bool:
     return place.open
 
@@ -207,6 +225,37 @@ def test_planned_dispatches_that_were_not_sent_are_taken_back() -> None:
     assert [ticket.id for ticket in tickets if ticket.queued] == ["A", "C"]
     assert set(lane.deferred) == {"B"}
     assert not batch.records
+
+
+def test_leaders_whose_messages_are_refused_again_and_again_do_not_wake_each_other() -> None:
+    # Given two lanes with a ticket each that a version which another master led has in flight
+    chain = Chain(2)
+    for n, name in enumerate("TU"):
+        chain.ingest(n, name)
+    chain.ready(0)
+    chain.ready(1)
+    chain.woken.clear()
+    for n in range(2):
+        with chain.places[n].turn():
+            [ticket] = chain.lanes[n].tickets.values()
+            batch = Batch()
+            chain.lanes[n].touch(ticket, batch)
+            chain.lanes[n].ready.remove(ticket)
+            ticket.queued = False
+            ticket.consumer = Consumer("w", "life", "queue", 1, None)
+            chain.lanes[n].put_in_flight(ticket, ticket.consumer, ticket.waiting.popleft())
+            # When the script refuses both
+            chain.lanes[n].withdraw([ticket], [ticket.id], batch)
+            chain.places[n].refused.add(ticket.id)
+    # Then each tries again when the other has read its stream, or after a while
+    assert chain.woken == []
+    chain.lanes[0].read_to = (9, 0)
+    chain.ready(0)
+    assert chain.woken == [1]
+    chain.places[0].look()
+    for n, name in enumerate("TU"):
+        chain.ready(n)
+        assert chain.lanes[n].tickets[name].queued
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -54,7 +54,8 @@ class SpilledMachine(LaneMachine):
         assert spilled._changed.keys() | spilled._fronts.keys() <= spilled, "it keeps tickets that are not spilled"
         for ticket in lane.tickets.values():
             if ticket.spilled_from is not None and ticket not in spilled:
-                assert ticket.stranded or lane.resting.rests(ticket), f"{ticket} is never read again"
+                waits = ticket.stranded or lane.resting.rests(ticket) or ticket.id in self.world.deferred
+                assert waits, f"{ticket} is never read again"
             # What a consumer can run is not left where it waits for one.
             if ticket.stranded and any(one.serving for one in lane.consumers.values()):
                 assert not lane.stranded.can_run(ticket.stranded), f"{ticket} stays stranded"
