@@ -108,9 +108,11 @@ class Lane(TicketRecords):
             self.spill(ticket, key)
 
     def _keep_spilled(self, ticket: Ticket, spilled_from: Place, id_: str) -> None:
-        """Leaves a message that was read spilled. Only a late message was spilled before with a later place."""
+        """Leaves a message that was read spilled. What was spilled before has a later place only if it is late, or was
+        begun: a message that was replayed comes behind that one.
+        """
         ticket.waiting_known += 1
-        if len(spilled_from) > 2 and (key := id_key(id_)) < spilled_from:
+        if (key := id_key(id_)) < spilled_from:
             ticket.spilled_from = key
             self._drop_from(ticket, key)
 

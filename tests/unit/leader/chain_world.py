@@ -203,6 +203,9 @@ class ChainedWorld(LaneWorld):
         """Whether the ticket stands still here, or the leader cannot know yet that it has nothing more of it."""
         lane = self.lane
         known = lane.tickets.get(ticket)
+        if any(self.ticket_of(id_) == ticket for id_ in self.store.unread()):
+            # Also an entry that is no message: nobody has read it.
+            return True
         return ticket in lane.parked or (known is not None and known.spilled_from is not None and lane.full)
 
     def has_in_flight(self, ticket: str) -> bool:

@@ -153,3 +153,24 @@ def test_a_ticket_that_is_parked_while_the_leader_is_behind_is_parked_whole() ->
     finish_all(world)
     assert done_of(world, "b") == sorted(done_of(world, "b"), key=id_key)
     assert len(done_of(world, "b")) == 10
+
+
+def test_a_message_that_was_replayed_behind_one_that_was_begun_is_not_forgotten_when_no_consumer_can_run_it() -> None:
+    # Given a message that was replayed while a later one of its ticket ran, and the loss of that one's consumer
+    world = LaneWorld(page=3, sliced=True)
+    world.join("other@h", tasks=frozenset({"short"}))
+    able = world.join("able@h")
+    world.push("stuck", "alone", count=3)
+    first, *others = world.push("a", "alone", count=3)
+    world.read()
+    world.step([world.outcome(parcel, ticket, Kind.DEAD) for parcel, ticket in world.running() if ticket == "a"])
+    world.order(do="replay", letters=[first])
+    world.leave(able)
+    # When another leader takes over, which reads the one that was begun by its id, and reads the replayed one later
+    world.rebuild()
+    world.check()
+    catch_up(world)
+    # Then all of them end, and the one that was begun comes first
+    world.join("able@h")
+    finish_all(world)
+    assert done_of(world, "a") == [others[0], first, *others[1:]]
