@@ -161,7 +161,8 @@ class Breakers:
         stranded = self._lane.stranded
         trial = circuit.trial
         if trial is not None:
-            read_again = trial.spilled_from is not None and not (trial.stranded or trial.parked)
+            # Where another version of the stream goes first, it is not read again, or waits in memory.
+            read_again = trial in self._lane.spilled and not trial.waiting
             if trial.run or trial.queued or trial.due_ms or read_again:
                 return
             stranded.trials.discard(trial)
