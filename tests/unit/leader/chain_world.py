@@ -4,7 +4,7 @@ places and steps of a chain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
@@ -14,6 +14,8 @@ from bridge.leader.picture.chained_lane import ChainedLane
 from bridge.leader.step.chained_steps import ChainedSteps
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing import records
+from bridge.routing.batch import OlderLane
+from bridge.routing.errors import DispatchRefused
 from bridge.routing.keys import LaneKeys
 from bridge.routing.transitions import Advanced, Leadership
 from tests.reference.lane import OtherVersion
@@ -24,14 +26,39 @@ if TYPE_CHECKING:
 
     from bridge.leader.picture.lane import Lane
     from bridge.leader.picture.pieces import Ticket
+    from bridge.leader.step.dropped_versions import DroppedVersions
     from bridge.protocol.envelope import Envelopes
     from bridge.routing.batch import Batch
 
 #: The stream of a newer version that only the server knows: another master led it.
 FOREIGN = "foreign"
+#: The stream of an older version that the app does not name any more. Nobody leads it.
+DROPPED = "dropped"
+GROUP = "concurrency_stream_group"
 #: Most turns of all leaders until nothing is to be done at once, and most of them in a row that change nothing.
 TURNS = 5000
-IDLE_TURNS = 40
+IDLE_TURNS = 8
+
+
+class Dropped:
+    """The leader's `DroppedVersions`, over the entries of `Chain`."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self.streams = frozenset({DROPPED})
+        self._done_to = "0-0"
+        self._look_at = 0
+        self.look(None)
+
+    @property
+    def lanes(self) -> list[OlderLane]:
+        return [OlderLane(LaneKeys(DROPPED, GROUP), "", self._done_to)]
+
+    def look(self, _redis: Any) -> None:
+        if self._chain.now >= self._look_at:
+            self._look_at = self._chain.now + 1000
+            undone = self._chain.dropped_undone
+            self._done_to = f"{min(undone) - 1}-0" if undone else f"{len(self._chain.dropped.entries)}-0"
 
 
 class ChainedWorld(LaneWorld):
@@ -44,6 +71,8 @@ class ChainedWorld(LaneWorld):
         self.place = place
         self.name = place.keys.stream
         self._in_turn = False
+        #: Whether nothing went out because the dropped version has many messages. It is tried again within a second.
+        self.behind_dropped = False
         super().__init__(stream=self.name, **settings)
         with self.turn():
             self._enter()
@@ -66,7 +95,8 @@ class ChainedWorld(LaneWorld):
     def lead(self) -> None:
         super().lead()
         parts = (self.term, self.lane, self.planner, cast("Envelopes", None), self.settling, self.place)
-        self.chained = ChainedSteps(*parts, None)
+        self.dropped = Dropped(self.chain)
+        self.chained = ChainedSteps(*parts, cast("DroppedVersions", self.dropped))
         self.chained.history_cap = self.history_cap
         #: Whether the stream may have new entries that no blocking read has reported.
         self.more = True
@@ -89,7 +119,7 @@ class ChainedWorld(LaneWorld):
 
     @property
     def is_paused(self) -> bool:
-        return self.place.paused
+        return self.place.paused or self.behind_dropped
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -106,6 +136,7 @@ class ChainedWorld(LaneWorld):
 
     def advance(self, batch: Batch) -> None:
         with patch("bridge.leader.step.steps.advance", self._sent):
+            self.behind_dropped = False
             self.chained.advance(batch)
         if self.planner.left_some:
             # As the leader does it: at once.
@@ -116,7 +147,11 @@ class ChainedWorld(LaneWorld):
         for to in batch.dispatches.values():
             able = next(c for c in self.lane.consumers.values() if c.name == to.consumer)
             assert all(able.runs(self.task_of(id_)) for id_ in to.ids), f"{able} cannot run what it is sent"
-        base = self.store.take(lead, batch)
+        try:
+            base = self.store.take(lead, batch)
+        except DispatchRefused as exc:
+            self.behind_dropped = exc.behind == DROPPED
+            raise
         for to in batch.dispatches.values():
             for ticket, _, _ in to.runs:
                 self.chain.check_turn(self, ticket)
@@ -218,9 +253,12 @@ class Chain:
 
     def __init__(self, shape: Mapping[str, Collection[str]], **settings: Any) -> None:
         self.now = 1_000_000
+        #: The entries of the dropped version, which count from 1, and the numbers of those that are undone.
+        self.dropped = OtherVersion()
+        self.dropped_undone: set[int] = set()
         #: Names of the lanes whose leaders were woken by another one.
         self.woken: set[str] = set()
-        keys = {name: LaneKeys(name, "concurrency_stream_group") for name in shape}
+        keys = {name: LaneKeys(name, GROUP) for name in shape}
         places = chain_of([(keys[name], [keys[one] for one in older]) for name, older in shape.items()])
         self.worlds = [ChainedWorld(self, place, **settings) for place in places]
         by_name = {world.name: world for world in self.worlds}
@@ -229,7 +267,7 @@ class Chain:
         #: What the server knows of a version that another master led: records of tickets.
         self.foreign = OtherVersion()
         for place in places:
-            place.newer_keys += (LaneKeys(FOREIGN, "concurrency_stream_group"),)
+            place.newer_keys += (LaneKeys(FOREIGN, GROUP),)
         #: (lane, ticket) -> the last fence.
         self.fences: dict[tuple[str, str], int] = {}
 
@@ -240,13 +278,23 @@ class Chain:
         there = {
             name: OtherVersion(store.leader, store.fence, store.owners, store.tickets) for name, store in stores.items()
         }
-        return {**there, FOREIGN: self.foreign}
+        return {**there, FOREIGN: self.foreign, DROPPED: self.dropped}
 
     # -- other masters -----------------------------------------------------------------------------------------------
 
     def put_in_flight_elsewhere(self, ticket: str) -> None:
         tail = records.tail("w", "life", 1, ["1-1"], self.now)
         self.foreign.tickets[ticket] = records.record(1, tail)
+
+    def push_to_dropped(self, tickets: Sequence[str], *, undone: bool = True) -> None:
+        for ticket in tickets:
+            number = len(self.dropped.entries) + 1
+            self.dropped.entries[f"{number}-0"] = ticket
+            if undone:
+                self.dropped_undone.add(number)
+
+    def waits_in_dropped(self, ticket: str) -> bool:
+        return any(self.dropped.entries[f"{number}-0"] == ticket for number in self.dropped_undone)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -285,6 +333,7 @@ class Chain:
         for other in others:
             assert not other.has_in_flight(ticket), f"{ticket} of {world.name} goes beside one of {other.name}"
         assert ticket not in self.foreign.tickets
+        assert not self.waits_in_dropped(ticket)
         record = world.store.record(ticket)
         assert record is not None
         before = max(self.fences.get((one.name, ticket), 0) for one in (world, *others))
@@ -305,11 +354,13 @@ class Chain:
             if any(older.place.unread and older.lane.has_enough_work for older in self.older[world.name]):
                 # It has not read its stream to the end, and has enough to do.
                 continue
-            assert not world.is_paused, f"{world.name} waits for older lanes, and these are read"
+            assert not world.place.paused, f"{world.name} waits for older lanes, and these are read"
             for name in world.deferred:
                 first = [one.name for one in self.older[world.name] if one.goes_first(name) or one.may_have(name)]
                 beside = [one.name for one in self.newer[world.name] if one.has_in_flight(name)]
-                assert first or beside or name in self.foreign.tickets, f"{name} of {world.name} waits for nothing"
+                # What the script refused is tried again within a second.
+                again = name in world.place.refused and bool(self.foreign.tickets or self.dropped.entries)
+                assert first or beside or again, f"{name} of {world.name} waits for nothing"
 
     def finish(self) -> bool:
         """What runs is done. Returns whether anything ran."""
