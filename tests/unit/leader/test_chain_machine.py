@@ -15,12 +15,10 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from bridge.leader.picture.pieces import Ticket
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.chain_world import Chain, ChainedWorld
-from tests.unit.leader.lane_world import TASKS
 from tests.unit.leader.test_lane_delayed_machine import DELAYS, DelayedMachine
-from tests.unit.leader.test_lane_machine import TICKETS
-from tests.unit.leader.test_lane_spilled_machine import SETS, SpilledMachine
+from tests.unit.leader.test_lane_machine import ALL, SETS, TICKETS
+from tests.unit.leader.test_lane_spilled_machine import SpilledMachine
 
-ALL = list(TASKS)
 SHAPES: list[dict[str, list[str]]] = [
     {"v0": [], "v1": ["v0"]},
     {"v0": [], "v1": ["v0"], "v2": ["v0", "v1"]},
@@ -222,7 +220,7 @@ class ChainMachine(SpilledMachine, DelayedMachine):
                 assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [15, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_order_over_all_lanes_of_a_chain_holds(examples: int) -> None:
     with patch.object(Ticket, "__hash__", lambda ticket: hash(ticket.id)):
         run_state_machine_as_test(
