@@ -181,7 +181,9 @@ class Refill:
             for ticket in served.tickets - satisfied:
                 ticket.spilled_from = None
                 lane.spilled.discard(ticket)
-                lane.drop_if_done(ticket)
+                # A new leader may not have come to the message that the ticket's record names.
+                if not (lane.behind and ticket.record):
+                    lane.drop_if_done(ticket)
         self._refuse_trimmed(trimmed, batch)
 
     def _late_entries(self, late: list[tuple[Place, str]]) -> tuple[list[tuple[Place, Any]], Place | None]:

@@ -40,6 +40,10 @@ TURNS = 5000
 IDLE_TURNS = 8
 
 
+class ReplyLost(Exception):
+    """The connection broke while a script ran."""
+
+
 class Dropped:
     """The leader's `DroppedVersions`, over the entries of `Chain`."""
 
@@ -71,6 +75,8 @@ class ChainedWorld(LaneWorld):
         self.place = place
         self.name = place.keys.stream
         self._in_turn = False
+        #: Whether the reply to the next script is lost: "before" the server does it, or "after" that.
+        self.breaks = ""
         #: Whether nothing went out because the dropped version has many messages. It is tried again within a second.
         self.behind_dropped = False
         super().__init__(stream=self.name, **settings)
@@ -147,6 +153,9 @@ class ChainedWorld(LaneWorld):
         for to in batch.dispatches.values():
             able = next(c for c in self.lane.consumers.values() if c.name == to.consumer)
             assert all(able.runs(self.task_of(id_)) for id_ in to.ids), f"{able} cannot run what it is sent"
+        breaks, self.breaks = self.breaks, ""
+        if breaks == "before":
+            raise ReplyLost
         try:
             base = self.store.take(lead, batch)
         except DispatchRefused as exc:
@@ -155,6 +164,8 @@ class ChainedWorld(LaneWorld):
         for to in batch.dispatches.values():
             for ticket, _, _ in to.runs:
                 self.chain.check_turn(self, ticket)
+        if breaks == "after":
+            raise ReplyLost
         return Advanced(base, len(batch.acknowledged), 0)
 
     def step(self, outcomes: Iterable[Outcome] = ()) -> None:
@@ -209,6 +220,15 @@ class ChainedWorld(LaneWorld):
         over = bool(lane.backoffs) and lane.backoffs[0][0] <= self.now
         moves = self.delayed.timeout_s() == 0.0 and self.delayed._tried_at != lane.read_to
         return waits or over or moves or lane.behind or self.wants_entries or self.name in self.chain.woken
+
+    def lose_a_reply(self, when: str) -> None:
+        """The leader has a turn. Where it writes, the reply is lost, and it reads the lane again."""
+        self.breaks = when
+        try:
+            self.work()
+        except ReplyLost:
+            self.rebuild()
+        self.breaks = ""
 
     def work(self) -> None:
         """A turn of its leader."""

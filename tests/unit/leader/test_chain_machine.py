@@ -91,6 +91,10 @@ class ChainMachine(SpilledMachine, DelayedMachine):
         # A leader of a chain reads and takes in what it reads in one turn.
         self.world.read(count)
 
+    @rule(when=st.sampled_from(["before", "after"]))
+    def the_reply_to_a_leader_is_lost(self, when: str) -> None:
+        self.world.lose_a_reply(when)
+
     # -- turns -------------------------------------------------------------------------------------------------------
 
     @rule(at=st.lists(st.integers(0, 2), min_size=1, max_size=10))
