@@ -15,6 +15,7 @@ from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, 
 from bridge.cli.refusals import fail_for, list_refused, reporting_progress_on_error
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
+from bridge.routing.errors import OrderFailed
 from bridge.routing.numbers import count, moment
 from bridge.routing.terminal import console
 from bridge.routing.text import one_line, printable, printable_lines
@@ -188,7 +189,9 @@ class _Request:
         good = [name_letter(letter, lane.id_suffix) for lane, letters in chosen for letter in letters]
         if self._dry_run:
             self._show_plan(good, bad)
-            self._ctx.exit(1 if bad else 0)
+            if bad:
+                raise OrderFailed(f"{len(bad):,} of {count(len(good) + len(bad), 'dead letter')} would be refused")
+            self._ctx.exit()
         if not good:
             self.report(bad)
             return False

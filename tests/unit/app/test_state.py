@@ -179,6 +179,19 @@ def test_a_state_that_is_too_large_is_refused() -> None:
         effects_of(state, most_bytes=14)
 
 
+@pytest.mark.parametrize(
+    ("value", "is_taken"), [("x" * 10, True), ("x" * 9, True), ("y" * 10, True), ("x" * 11, False)]
+)
+def test_a_state_that_was_too_large_before_may_stay_so(value: str, is_taken: bool) -> None:
+    state = StateDict({b"a": b"1", b"b": b'"xxxxxxxxxx"'})
+    state["b"] = value
+    if is_taken:
+        assert bool(effects_of(state, most_bytes=3)) == (value != "x" * 10)
+    else:
+        with pytest.raises(PayloadError, match="would have 16 bytes; bridge_max_state is 3"):
+            effects_of(state, most_bytes=3)
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"nan", b"'a'"])
 def test_a_damaged_field_is_refused(text: bytes) -> None:
     with pytest.raises(PayloadError, match="the field total of the state is not JSON"):

@@ -219,6 +219,9 @@ def test_a_replay_that_must_fail_is_not_ordered(shell: CommandLine, lane: Lane, 
     broken = unprocessable(lane, "A")
     (gone,) = buried(lane, "B")
     lane.redis.xdel(lane.keys.stream, gone)
+    planned = shell("dead", "replay", "--all", "--dry-run")
+    assert (planned.exit_code, planned.stderr) == (1, "Error: 2 of 2 dead letters would be refused\n")
+    assert f"not replayed: {gone}: its entry has left the stream" in planned.stdout
     with fake_leader(valkey, lane, replays(lane)) as leader:
         result = shell("dead", "replay", "--all", "--yes")
     assert result.exit_code == 1
