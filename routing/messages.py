@@ -29,6 +29,8 @@ MAX_DEPTH = 200
 LEFT_OUT_NOW = "this subscription leaves it out now: its filter or its tasks changed"
 #: Most names of tasks of other lanes whose handling is remembered.
 FOUND_MAX = 1000
+#: In the detail of an entry that was too large to be read. Nothing else says so in the letters of older masters.
+WHOLE_ENTRY = "the whole entry"
 
 
 class Refused(Enum):
@@ -147,7 +149,7 @@ class EntryParser:
         if len(entry) == 2:
             return self.parse(id_, entry[1] or ())
         size, count = entry[2:]
-        detail = f"{size} bytes in {count} fields; the whole entry stays in the stream as long as this letter is there"
+        detail = f"{size} bytes in {count} fields; {WHOLE_ENTRY} stays in the stream as long as this letter is there"
         return Refusal(id_, Refused.TOO_LARGE, detail, entry[1], _cut(entry))
 
     def parse_begun(self, id_: str, fields: Sequence[bytes]) -> Message | Refusal:

@@ -181,7 +181,7 @@ class Lease:
             if code is ReturnCode.HELD:
                 assert other is not None
                 length_ms = other.lease_ms or self._lane.lease_ms
-                if left_ms > length_ms:
+                if other.lease_ms and left_ms > length_ms:
                     # The server's clock was set back. A worker that lives gives its lease this length again and again.
                     self._redis.pexpire(keys.lease(other.incarnation), length_ms)
                 is_own = other.incarnation == self._deadline.incarnation
@@ -263,8 +263,8 @@ class Lease:
         return bool(there)
 
     def _learn_time(self, reply: Any) -> None:
-        """Notes the reply to TIME: a message expires by the server's clock. Without the
-        permission for TIME, this machine's clock counts.
+        """Notes the reply to TIME: a message expires by the server's clock. Without the permission for it, this
+        machine's clock counts.
         """
         if not isinstance(reply, Exception):
             seconds, micros = reply

@@ -42,7 +42,8 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 def binary_event(headers: Mapping[str, str], data: Any) -> dict[str, Any]:
     """The event of a request in the binary mode. The values of its headers are percent-encoded UTF-8.
 
-    Raises `Problem` (400) for another value: two tickets must not become one, nor one ticket another one.
+    Raises `Problem` (400) if that of a required attribute is not: two tickets must not become one, nor one ticket
+    another one. Any other such attribute is left out: nothing reads it.
     """
     event: dict[str, Any] = {}
     for header, value in headers.items():

@@ -55,10 +55,10 @@ def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Valu
     due, rules = _due_values(given, past), _rule_values(given, past)
     if not rules:
         return due
-    return beginning({**due, **rules})
+    return checked_times({**due, **rules})
 
 
-def beginning(values: Values) -> Values:
+def checked_times(values: Values) -> Values:
     """``values``, unless the message would expire before it is due. A span and a moment cannot be compared.
 
     Raises `OptionError`.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.producer.options import LONGEST_DELAY_MS, NONE, Past, Values, beginning, checked_options, eta_of_text
+from bridge.producer.options import LONGEST_DELAY_MS, NONE, Past, Values, checked_options, checked_times, eta_of_text
 from bridge.routing.errors import OptionError, OptionTypeError
 
 DUE = "due"
@@ -45,7 +45,7 @@ def row_values(cells: Mapping[str, Any], common: Mapping[str, Any]) -> Values:
         else:
             rules[name] = _seconds(cell, name) if name == "timeout" else _whole(cell)
     found = {**due, **(checked_options(rules, Past.ALLOWED) if rules else NONE), **until}
-    return beginning(found) or NONE
+    return checked_times(found) or NONE
 
 
 def _whole(cell: Any) -> Any:

@@ -22,7 +22,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as fn
 
 from bridge.routing.history import What
-from bridge.routing.messages import Refused
+from bridge.routing.messages import WHOLE_ENTRY, Refused
 from bridge.spark.archiving.reading import Range, id_numbers, layout_generation, read_table
 from bridge.spark.read.options import DEAD, HISTORY, MESSAGES
 from bridge.spark.wire.encoder import KEY_FIELD
@@ -46,8 +46,6 @@ _NO_MESSAGE = tuple(reason.value for reason in (Refused.NO_TICKET, Refused.BAD_T
 #: Bytes, and fields, of a message that a letter holds at most.
 LETTER_BYTES = 64 * 1024
 LETTER_FIELDS = 2500
-#: A part of the error in the letter of an entry that was too large to be read.
-_UNREAD = "the whole entry"
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def _is_cut(table: str) -> Column:
     full = (held >= LETTER_BYTES) | fn.coalesce(fn.cardinality(fields) >= LETTER_FIELDS, fn.lit(False))
     # Older masters did not write the size of what they had not read.
     too_large = fn.col(f"{table}.reason") == Refused.TOO_LARGE.value
-    unread = fn.coalesce(too_large & fn.col(f"{table}.error").contains(_UNREAD), fn.lit(False))
+    unread = fn.coalesce(too_large & fn.col(f"{table}.error").contains(WHOLE_ENTRY), fn.lit(False))
     return unread | fn.coalesce(fn.col(f"{table}.cut_bytes") > 0, full)
 
 

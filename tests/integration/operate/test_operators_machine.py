@@ -41,6 +41,20 @@ def picked(among: list[Any], numbers: list[int]) -> list[Any]:
     return list({one.id: one for one in (among[n % len(among)] for n in numbers)}.values())
 
 
+def selected(among: list[Any], numbers: list[int], by: str) -> tuple[list[Any], list[str]]:
+    """Some of these messages, and the arguments of a command that name them."""
+    if by == "id":
+        chosen = picked(among, numbers)
+        return chosen, [one.id for one in chosen]
+    if by == "ticket":
+        ticket = TICKETS[numbers[0] % len(TICKETS)]
+        return [one for one in among if one.ticket == ticket], [f"--ticket={ticket}", "--yes"]
+    if by == "mode":
+        mode = ["hold", "overtake"][numbers[0] % 2]
+        return [one for one in among if one.mode == mode], [f"--{mode}", "--yes"]
+    return among, ["--all", "--yes"]
+
+
 class OperatorsMachine(RuleBasedStateMachine):
     """``world`` is made by `begin`. The class's attributes are set for each run."""
 
@@ -232,16 +246,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         dead = sorted(world.of("dead"), key=lambda one: one.id)
         if not dead:
             return
-        if by == "id":
-            chosen = picked(dead, ns)
-            words = [one.id for one in chosen]
-        elif by == "ticket":
-            ticket = TICKETS[ns[0] % len(TICKETS)]
-            chosen = [one for one in dead if one.ticket == ticket]
-            words = [f"--ticket={ticket}", "--yes"]
-        else:
-            chosen, words = dead, ["--all", "--yes"]
-        self.do_letters(verb, chosen, words)
+        self.do_letters(verb, *selected(dead, ns, by))
         self.quiet()
 
     def do_letters(self, verb: str, chosen: list[Any], words: list[str]) -> None:
@@ -279,18 +284,7 @@ class OperatorsMachine(RuleBasedStateMachine):
         all_ = sorted((one for one in world.of("undone") if one.is_delayed(now)), key=lambda one: one.id)
         if not all_:
             return
-        if by == "id":
-            chosen = picked(all_, ns)
-            words = [one.id for one in chosen]
-        elif by == "ticket":
-            ticket = TICKETS[ns[0] % len(TICKETS)]
-            chosen, words = [one for one in all_ if one.ticket == ticket], [f"--ticket={ticket}", "--yes"]
-        elif by == "mode":
-            mode = ["hold", "overtake"][ns[0] % 2]
-            chosen, words = [one for one in all_ if one.mode == mode], [f"--{mode}", "--yes"]
-        else:
-            chosen, words = all_, ["--all", "--yes"]
-        self.do_delayed(act, chosen, words, delay)
+        self.do_delayed(act, *selected(all_, ns, by), delay)
         self.quiet()
 
     def do_delayed(self, act: str, chosen: list[Any], words: list[str], delay: float = 0) -> None:

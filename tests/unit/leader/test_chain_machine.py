@@ -5,18 +5,15 @@ ticket, whatever comes, and every message ends.
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from bridge.leader.picture.pieces import Ticket
 from bridge.protocol.outcomes import Kind
 from tests.unit.leader.chain_world import Chain, ChainedWorld
 from tests.unit.leader.test_lane_delayed_machine import DELAYS, DelayedMachine
-from tests.unit.leader.test_lane_machine import ALL, SETS, TICKETS
+from tests.unit.leader.test_lane_machine import ALL, SETS, TICKETS, run_machine
 from tests.unit.leader.test_lane_spilled_machine import SpilledMachine
 
 SHAPES: list[dict[str, list[str]]] = [
@@ -226,14 +223,4 @@ class ChainMachine(SpilledMachine, DelayedMachine):
 
 @pytest.mark.parametrize("examples", [15, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_order_over_all_lanes_of_a_chain_holds(examples: int) -> None:
-    with patch.object(Ticket, "__hash__", lambda ticket: hash(ticket.id)):
-        run_state_machine_as_test(
-            ChainMachine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=50,
-                print_blob=True,
-                report_multiple_bugs=False,
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-            ),
-        )
+    run_machine(ChainMachine, examples, steps=50)

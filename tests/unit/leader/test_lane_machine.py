@@ -241,7 +241,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-def run_machine(machine: type[LaneMachine], examples: int) -> None:
+def run_machine(machine: type[LaneMachine], examples: int, steps: int = 40) -> None:
     """Runs a machine as a test."""
     # Each run of an example must do the same. The order of a set of tickets, in which they are queued, is that of their
     # addresses; and the random policy has dice of its own.
@@ -251,7 +251,7 @@ def run_machine(machine: type[LaneMachine], examples: int) -> None:
             machine,
             settings=settings(
                 max_examples=examples,
-                stateful_step_count=40,
+                stateful_step_count=steps,
                 print_blob=True,
                 report_multiple_bugs=False,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bridge.routing.text import error_text
 from bridge.stack.embedded import EmbeddedServer
-from tests.unit.worker.pool_world import BASES, ERRORS, FATAL, RESULTS, SEEDS, Message, PoolWorld, Report
+from tests.unit.worker.odd_ends import ERRORS, FATAL, RESULTS
+from tests.unit.worker.pool_world import BASES, SEEDS, Message, PoolWorld, Report
 
 NAMES = ("plain", "other", "third")
 
