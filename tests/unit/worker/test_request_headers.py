@@ -19,7 +19,7 @@ SEEN: list[Any] = []
 
 def looks(self: Any, ticket: str, payload: Any) -> None:
     del ticket, payload
-    SEEN.append((self.request.headers, self.request.as_execution_options()["headers"]))
+    SEEN.append((dict(self.request.headers), self.request.headers, self.request.as_execution_options()["headers"]))
     # A change is the message's own.
     self.request.headers["theirs"] = 1
 
@@ -48,5 +48,5 @@ def test_no_header_of_a_message_is_the_bridges(way: str, light: bool, monkeypatc
     shop = Shop(looks, Server())
     WAYS[way](shop)
     assert len(SEEN) == (4 if way == "bundled" else 1)
-    for headers, options in SEEN:
-        assert (headers, options) == ({"theirs": 1}, {})
+    for found, left, options in SEEN:
+        assert (found, left, options) == ({}, {"theirs": 1}, {})
