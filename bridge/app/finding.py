@@ -151,7 +151,7 @@ def _reach_lanes(app: Celery, lanes: Sequence[LaneSettings], *, to_change: bool)
         if to_change:
             refuse_other(redis, app, lane)
         else:
-            refuse_newer(redis, lane)
+            refuse_newer(redis, lane.keys)
     return redis
 
 

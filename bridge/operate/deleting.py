@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 from bridge.inspect.delayed import now_ms_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
+from bridge.protocol.agreement import refuse_newer
 from bridge.routing.errors import OrderFailed
 from bridge.routing.groups import groups_in
 from bridge.routing.keys import LaneKeys
@@ -66,7 +67,8 @@ class LanesOfStream:
 
         With ``look`` it only counts them.
 
-        Raises `StillUsed` when something of it is undone or in use, and `OrderFailed`. Nothing of it was changed then.
+        Raises `StillUsed` when something of it is undone or in use, `ConfigurationError` when a newer version keeps one
+        of its lanes, and `OrderFailed`. Nothing of it was changed then.
         """
         for _ in range(TRIES):
             lanes = lanes_on(self._redis, self._stream, self._found)
@@ -86,6 +88,7 @@ class LanesOfStream:
         doomed = dict.fromkeys(self._found)
         there = self._redis.exists(self._stream)
         for keys in lanes:
+            refuse_newer(self._redis, keys)
             group = printable(keys.group)
             free[keys.leader] = Use(f"group {group} is led by", "stop it, or take the stream out of its app")
             registered: Any = self._redis.hgetall(keys.consumers)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.operate.deleting import LanesOfStream, StillUsed, delayed_among, lanes_on
+from bridge.protocol.agreement import refuse_newer
 from bridge.routing.errors import InputError
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
@@ -37,7 +38,13 @@ MOST_NEWER = 64
 
 
 def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
-    """Raises `InputError` when ``stream``, which has ``layout``, cannot get another number of partitions now."""
+    """Raises `InputError` when ``stream``, which has ``layout``, cannot get another number of partitions now, and
+    `ConfigurationError` when a newer version keeps one of its lanes, also one of another app.
+    """
+    for whole in (layout, layout.older, layout.leaving):
+        for one in whole.streams(stream) if whole else ():
+            for keys in lanes_on(redis, one):
+                refuse_newer(redis, keys)
     before = layout.older or layout.leaving
     if before is not None:
         if layout.partitions == partitions:
@@ -69,7 +76,7 @@ def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
 
 
 def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
-    """Gives ``stream`` the new layout, and returns it. Raises `InputError`, and redis errors."""
+    """Gives ``stream`` the new layout, and returns it. Raises as `check` does, and redis errors."""
     check(redis, stream, layout, partitions)
     if layout.older is not None or layout.leaving is not None:
         return layout

@@ -76,11 +76,14 @@ def arrive(redis: Redis, app: Celery, settings: LaneSettings, layout: InLayout) 
         raise _of_another_app(keys, found, name)
 
 
-def refuse_newer(redis: Redis, settings: LaneSettings) -> None:
+def refuse_newer(redis: Redis, keys: LaneKeys) -> None:
     """Checks the lane's format, before a command reads or changes it. Raises `ConfigurationError`, one line, when it is
     newer than this version knows, and redis errors. Writes nothing.
     """
-    _check_format(settings.keys, redis.hget(settings.keys.about, "format"))
+    raw: Any = redis.hget(keys.about, "format")
+    found = None if raw is None else text_of(raw)
+    if found is not None and not (found.isascii() and found.isdigit() and int(found) <= LANE_FORMAT):
+        raise _newer(keys, found)
 
 
 def refuse_other(redis: Redis, app: Celery, settings: LaneSettings, *, nameless: bool = False) -> None:
@@ -89,17 +92,11 @@ def refuse_other(redis: Redis, app: Celery, settings: LaneSettings, *, nameless:
     ``nameless``: also refuses an app without a name, when the lane belongs to one.
     """
     keys, name = settings.keys, app_name(app)
-    refuse_newer(redis, settings)
+    refuse_newer(redis, keys)
     raw: Any = redis.hget(keys.about, "app")
     owner = "" if raw is None else text_of(raw)
     if owner and owner != name and (name or nameless):
         raise _of_another_app(keys, owner, name)
-
-
-def _check_format(keys: LaneKeys, raw: Any) -> None:
-    found = None if raw is None else text_of(raw)
-    if found is not None and not (found.isascii() and found.isdigit() and int(found) <= LANE_FORMAT):
-        raise _newer(keys, found)
 
 
 def _newer(keys: LaneKeys, found: str) -> ConfigurationError:

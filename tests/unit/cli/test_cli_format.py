@@ -11,6 +11,7 @@ import click
 import pytest
 
 from bridge.cli.main import cli
+from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line
 
@@ -37,6 +38,12 @@ COMMANDS = [
     ("subscription", "add", "concurrency_stream_group"),
     ("subscription", "remove", "concurrency_stream_group", "--yes"),
     ("audit",),
+]
+#: Commands about a stream, with all its lanes.
+OF_A_STREAM = [
+    (command, *arguments, *look)
+    for command, *arguments in (("retire", "old_stream", "--yes"), ("repartition", "3"))
+    for look in ((), ("--dry-run",))
 ]
 #: Commands that are not about one lane, by the reason.
 OTHERS: dict[str, set[tuple[str, ...]]] = {
@@ -88,6 +95,24 @@ def test_a_newer_format_is_refused(shell: CommandLine, valkey: EmbeddedServer, a
     assert "is kept by a newer Ticket Bridge, in format 2; this version" in line
     assert lane.redis.xlen(lane.keys.dead) == 1
     lane.redis.close()
+
+
+@pytest.mark.parametrize("arguments", OF_A_STREAM, ids=" ".join)
+def test_a_newer_format_of_any_lane_of_a_stream_is_refused(
+    shell: CommandLine, valkey: EmbeddedServer, arguments: tuple[str, ...]
+) -> None:
+    # A stream of this app, and one of its older versions, which another app reads, too
+    stream = "old_stream" if "retire" in arguments else Lane(valkey).keys.stream
+    keys = LaneKeys(stream, "billing")
+    with valkey.client() as redis:
+        redis.xgroup_create(stream, "billing", mkstream=True)
+        redis.hset(keys.about, mapping={"format": "2", "app": "billing"})
+        before = {key: redis.dump(key) for key in redis.scan_iter()}
+        said = shell("stream", *arguments)
+        assert said.exit_code == 2
+        (line,) = said.stderr.splitlines()
+        assert f"the lane of stream {stream}, group billing, is kept by a newer Ticket Bridge, in format 2" in line
+        assert {key: redis.dump(key) for key in redis.scan_iter()} == before
 
 
 CHANGING = [words for words in COMMANDS if words[1:2] and words[1] not in ("show", "list")]
