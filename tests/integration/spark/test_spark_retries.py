@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from bridge.spark.write.options import parse
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.integration.spark import spark_stream_job
-from tests.integration.spark.spark_session import DEALT_OUT, session_of
+from tests.integration.spark.spark_session import DEALT_OUT, session_of, trying
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,9 +39,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def session() -> SparkSession:
-    # Two cores, three attempts: without the second number a local Spark tries nothing twice.
-    return session_of("local[2,3]", DEALT_OUT)
+def session() -> Iterator[SparkSession]:
+    # The writer gets a few rows at a time: an attempt that fails half way has written some.
+    few = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
+    with trying(session_of({**DEALT_OUT, **few}), 3) as session:
+        yield session
 
 
 def rows_of(session: SparkSession, count: int) -> DataFrame:
@@ -88,10 +91,9 @@ def failing_once(seq: int, payload: str) -> str:
 def test_a_task_that_fails_half_way_and_is_retried_writes_each_row_once(
     session: SparkSession, valkey: EmbeddedServer, idempotence: str
 ) -> None:
-    # Given partitions whose first attempts die behind some hundred rows, which the writer gets a few at a time
+    # Given partitions whose first attempts die behind some hundred rows
     from pyspark.sql import functions as fn
 
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
     rows = placed(rows_of(session, 3000)).withColumn("payload", fn.udf(failing_once)("seq", "payload"))
     # When they are written, by a Spark that tries again
     write(rows, valkey, idempotence=idempotence, runId="r" if idempotence == "watermark" else None)
