@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
@@ -29,7 +31,7 @@ from bridge.spark.write.message_options import as_fields
 from bridge.spark.write.rejects import Checks, refusal, split_rejects
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -160,27 +162,31 @@ def test_a_sequence_of_times_is_exact_to_the_microsecond(session: SparkSession) 
     assert [(place, payload["n"]) for _, place, payload in found] == [(1704067200000001, 2), (1704067200000002, 1)]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("date'2024-01-02'", 1704153600000000),
-        ("timestamp_ntz'2024-01-02 00:00:00.000001'", 1704153600000001),
-        ("2.0D", 2),
-        ("cast(2 as decimal(5, 2))", 2),
-        ("cast(2.5 as decimal(5, 2))", None),
-        ("cast(2.5 as float)", None),
-        ("1e300D", None),
-        ("cast(2 as tinyint)", 2),
-        ("' 7'", 7),
-        ("'2.5'", None),
-    ],
-)
-def test_a_sequence_is_a_whole_number_or_a_time_and_nothing_is_cut_off(
-    session: SparkSession, value: str, expected: int | None
-) -> None:
-    events = session.sql(f"select 'A' ticket_id, {value} at, 1 n")
-    found = to_messages(events, Mapping(seq="at"))
-    assert [row["at"] for row in found.frame.collect()] == [expected]
+#: Values of a sequence, and the number that each is.
+NUMBERS = {
+    "date'2024-01-02'": 1704153600000000,
+    "timestamp_ntz'2024-01-02 00:00:00.000001'": 1704153600000001,
+    "2.0D": 2,
+    "cast(2 as decimal(5, 2))": 2,
+    "cast(2.5 as decimal(5, 2))": None,
+    "cast(2.5 as float)": None,
+    "1e300D": None,
+    "cast(2 as tinyint)": 2,
+    "' 7'": 7,
+    "'2.5'": None,
+}
+
+
+def test_a_sequence_is_a_whole_number_or_a_time_and_nothing_is_cut_off(session: SparkSession) -> None:
+    found: dict[str, int | None] = {}
+    every = [
+        to_messages(session.sql(f"select 'A' ticket_id, {value} at, 1 n"), Mapping(seq="at"))
+        .frame.select(fn.lit(value), "at")
+        for value in NUMBERS
+    ]  # fmt: skip
+    # One query for all: to plan a query takes longer than to run it.
+    found.update(reduce(DataFrame.union, every).collect())
+    assert found == NUMBERS
 
 
 def test_a_key_or_sequence_column_of_a_wrong_type_is_refused(session: SparkSession) -> None:
@@ -230,18 +236,39 @@ ODD_KEYS = {
 }
 
 
-def test_keys_of_a_map_that_are_no_text_are_refused_wherever_the_map_is(session: SparkSession) -> None:
-    for place, key in product(PLACES, ODD_KEYS):
-        events = session.sql(f"select 'A' ticket_id, 1 seq, 2 n, {place.format(f'map({key}, 1)')} odd")
+#: The mappings that make a payload of the column ``odd``.
+OF_ODD = (Mapping(), Mapping(renamed=(("m", "odd"),)), Mapping(payload_column="odd"))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        # Each key in a place, and each place with a key: what looks for places does not look at keys.
+        [*((place, "date'2026-01-02'") for place in PLACES), *(("{}", key) for key in ODD_KEYS)],
+        pytest.param([*product(PLACES, ODD_KEYS)], marks=pytest.mark.long),
+    ],
+    ids=["each", "all"],
+)
+def test_keys_of_a_map_that_are_no_text_are_refused_wherever_the_map_is(
+    session: SparkSession, pairs: list[tuple[str, str]]
+) -> None:
+    made = ", ".join(f"{place.format(f'map({key}, 1)')} odd{at}" for at, (place, key) in enumerate(pairs))
+    whole = session.sql(f"select 'A' ticket_id, 1 seq, 2 n, {made}")
+    for at, (_, key) in enumerate(pairs):
+        events = whole.select("ticket_id", "seq", "n", fn.col(f"odd{at}").alias("odd"))
         said = re.escape(f"the column 'odd' has a map whose keys are {ODD_KEYS[key]}")
-        for mapping in (Mapping(), Mapping(renamed=(("m", "odd"),)), Mapping(payload_column="odd")):
+        for mapping in OF_ODD:
             with pytest.raises(InputError, match=said):
                 to_messages(events, mapping)
-        assert payloads(events, Mapping(excluded=("odd", "seq"))) == [("A", 1, {"n": 2})]
-        # As the line advises
-        if place == "{}":
-            texts = events.withColumn("odd", fn.expr("transform_keys(odd, (k, v) -> string(k))"))
-            assert len(payloads(texts, Mapping(payload_column="odd"))) == 1
+    # As the line advises: without the column, and with texts
+    odd = [f"odd{at}" for at in range(len(pairs))]
+    assert payloads(whole, Mapping(excluded=("seq", *odd))) == [("A", 1, {"n": 2})]
+    maps = {name: key for name, (place, key) in zip(odd, pairs, strict=True) if place == "{}"}
+    texts = [fn.expr(f"transform_keys({name}, (k, v) -> string(k))").alias(name) for name in maps]
+    [(_, _, found)] = payloads(whole.select("ticket_id", "seq", *texts), Mapping(excluded=("seq",)))
+    assert {name: list(members.values()) for name, members in found.items()} == {name: [1] for name in maps}
+    for name, text in zip(maps, texts, strict=True):
+        to_messages(whole.select("ticket_id", "seq", text), Mapping(payload_column=name))
 
 
 def test_keys_of_a_map_that_have_one_text_are_members(session: SparkSession) -> None:
@@ -322,23 +349,27 @@ def test_a_column_of_a_name_that_is_used_here_is_refused(session: SparkSession, 
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "said", "tolerant"),
     [
-        ("ticket_id,note,note", "has the column 'note' twice"),
-        ("ticket_id,note,Note", "has the columns 'note' and 'Note', which are one"),
-        ("ticket_id,,note", "has a column without a name"),
-        ("ticket_id,note,", "has a column without a name"),
+        ("ticket_id,note,note", "has the column 'note' twice", True),
+        ("ticket_id,note,Note", "has the columns 'note' and 'Note', which are one", False),
+        ("ticket_id,,note", "has a column without a name", True),
+        ("ticket_id,note,", "has a column without a name", False),
     ],
 )
 def test_a_header_that_does_not_name_its_columns_is_refused_by_what_is_wrong(
-    session: SparkSession, tmp_path: Path, header: str, said: str
+    session: SparkSession, tmp_path: Path, header: str, said: str, tolerant: bool
 ) -> None:
     path = tmp_path / "log 1.csv"
     path.write_text(f"{header}\nA,1,2\n")
-    for tolerant in (False, True):
-        with pytest.raises(InputError, match=f"the header of {path} {said}"):
-            read_events(session, str(path), tolerant=tolerant)
-    # Names that only look as if they were made up are names
+    with pytest.raises(InputError, match=f"the header of {path} {said}"):
+        read_events(session, str(path), tolerant=tolerant)
+
+
+def test_names_of_columns_that_only_look_as_if_spark_made_them_up_are_names(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.csv"
     path.write_text("ticket_id,x1,_c2\nA,1,2\n")
     assert read_events(session, str(path)).columns == ["ticket_id", "x1", "_c2"]
 
@@ -376,6 +407,10 @@ def test_a_tolerant_read_keeps_the_text_of_what_cannot_be_read(session: SparkSes
         assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == (["A", "B"] if ".csv" in name else ["A"])
 
 
+#: What may be behind the object of a line.
+BEHIND = ('{"ticket_id": "LOST", "n": 2}', "}}} ]", ', {"ticket_id": "LOST", "n": 2}', "]", "// of the first day")
+
+
 def test_a_line_with_an_unknown_member_is_not_sent_without_that_member(session: SparkSession) -> None:
     # Spark's reader would leave it out in silence
     columns = StructType.fromDDL(
@@ -384,6 +419,7 @@ def test_a_line_with_an_unknown_member_is_not_sent_without_that_member(session: 
     assert isinstance(columns, StructType)
     good = ['{"ticket_id": "A", "n": 1, "o": {"x": 1}, "l": [{"x": 1}, null], "m": {"any": {"x": 1}}}', "", " \t"]
     bad = {
+        **{good[0] + more: "is not one JSON object and nothing else" for more in BEHIND},
         '{"ticket_id": "A", "n": 2, "later": 3}': "has a member 'later' that is no column",
         '{"o": {"x": 2, "later": 3}}': "has a member 'later' that is no column",
         '{"l": [{}, {"x": 2, "later": null}]}': "has a member 'later' that is no column",
@@ -418,20 +454,16 @@ def test_a_line_with_an_unknown_member_is_not_sent_without_that_member(session: 
     assert [text for _, _, text in found[1:]] == list(bad)
 
 
-@pytest.mark.parametrize(
-    "more",
-    ['{"ticket_id": "LOST", "n": 2}', "}}} ]", ', {"ticket_id": "LOST", "n": 2}', "]", "// of the first day"],
-    ids=["object", "closed", "listed", "list-closed", "comment"],
-)
-def test_text_behind_the_object_of_a_line_is_an_error(session: SparkSession, tmp_path: Path, more: str) -> None:
+def test_text_behind_the_object_of_a_line_is_an_error(session: SparkSession, tmp_path: Path) -> None:
     path, first = tmp_path / "log.jsonl", '{"ticket_id": "A", "n": 1}'
-    path.write_text(f'{first}\n{first}{more}\n{{"ticket_id": "B", "n": NaN}}\n')
+    bad = [first + more for more in BEHIND]
+    path.write_text("".join(f"{line}\n" for line in (first, *bad, '{"ticket_id": "B", "n": NaN}')))
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
         # Even of a column that is left out
         read_events(session, str(path)).select("n").collect()
     assert "a line is not one JSON object and nothing else" in str(one_line(failed.value))
     rows = read_events(session, str(path), tolerant=True).collect()
-    assert [row[MALFORMED] for row in rows] == [None, first + more, None]
+    assert [row[MALFORMED] for row in rows] == [None, *bad, None]
     assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["A", "B"]
 
 
@@ -478,19 +510,27 @@ def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSess
     assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["\ufffd\ufffd"]
 
 
-@pytest.mark.parametrize("name", ["x[1]", "x{1,2}", "x*", "x?", "x%20 1"])
-def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSession, tmp_path: Path, name: str) -> None:
-    for place, ticket in ((tmp_path / name, "A"), (tmp_path / "x1", "B"), (tmp_path / "x 1", "B")):
-        place.mkdir()
-        (place / f"{name}.csv").write_text(f"ticket_id,n\n{ticket},1\n")
-        (place / "x1.csv").write_text("ticket_id,n\nB,1\n")
-        (place / f"{name}.jsonl").write_text(f'{{"ticket_id": "{ticket}"}}\n')
+def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSession, tmp_path: Path) -> None:
+    # Given a name with everything that a pattern may have, and what it would match if one of these were one
+    name = "x[1]{1,2}*?%20 1"
+    parts = {"[1]": "1", "{1,2}": "1", "*": "yy", "?": "y", "%20": " "}
+    others = [name.replace(part, match) for part, match in parts.items()]
+    others.append("x11yyy%20 1")
+    for place in (name, *others):
+        (tmp_path / place).mkdir()
+        for file in (name, *others):
+            ticket = "A" if place == file == name else "B"
+            (tmp_path / place / f"{file}.csv").write_text(f"ticket_id,n\n{ticket},1\n")
+            (tmp_path / place / f"{file}.jsonl").write_text(f'{{"ticket_id": "{ticket}"}}\n')
+    # Then it is the name of one file
     for file in (f"{name}.csv", f"{name}.jsonl"):
         events = read_events(session, str(tmp_path / name / file))
         assert [row["ticket_id"] for row in events.collect()] == ["A"]
         assert run_id_of(session, events, Mapping(), stream="s") is not None
-    (tmp_path / name / f"{name}.jsonl").unlink()
-    (tmp_path / name / "x1.csv").unlink()
+    # And that of one folder
+    for path in (tmp_path / name).iterdir():
+        if path.name != f"{name}.csv":
+            path.unlink()
     streamed = follow_events(
         session, str(tmp_path / name), "csv", columns=declared_columns("ticket_id string, n string"), files=1
     )
@@ -567,7 +607,7 @@ def test_a_folder_to_follow_needs_columns(session: SparkSession, tmp_path: Path)
         to_messages(events, Mapping())
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+@pytest.mark.parametrize("name", ["log.csv", pytest.param("log.jsonl", marks=pytest.mark.long)])
 def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     rows = [
@@ -607,18 +647,32 @@ def refused_by_the_writer(batch: pa.RecordBatch) -> str:
     return "None"
 
 
-def test_what_the_writer_refuses_is_found_before_anything_is_written(session: SparkSession) -> None:
+#: Values of every kind for the columns that are options.
+VALUES: dict[str, list[Any]] = {
+    "string": ["", "1", "TRUE", "false", "yes", "1\n", "-1", "9" * 14, "9" * 30, "1900000000123", None],
+    "binary": [b"1", b"true", b"\xff", b"1900000000123", None],
+    "bigint": [0, 1, 2, -1, 1_900_000_000_123, 10**13, 2**62, None],
+    "boolean": [True, False, None],
+    "timestamp": [datetime(2030, 3, 17, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC), None],
+}
+DUE_KINDS, HOLD_KINDS = ("string", "binary", "bigint", "timestamp"), ("bigint", "string", "boolean", "binary")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        # Each kind of the one column, and of the other one: they are looked at one by one.
+        [*zip(DUE_KINDS, HOLD_KINDS, strict=True)],
+        pytest.param([*product(DUE_KINDS, HOLD_KINDS)], marks=pytest.mark.long),
+    ],
+    ids=["each", "all"],
+)
+def test_what_the_writer_refuses_is_found_before_anything_is_written(
+    session: SparkSession, kinds: list[tuple[str, str]]
+) -> None:
     # Given rows with every kind of value in the columns that are options, and tickets as a file may have them
-    values: dict[str, list[Any]] = {
-        "string": ["", "1", "TRUE", "false", "yes", "1\n", "-1", "9" * 14, "9" * 30, "1900000000123", None],
-        "binary": [b"1", b"true", b"\xff", b"1900000000123", None],
-        "bigint": [0, 1, 2, -1, 1_900_000_000_123, 10**13, 2**62, None],
-        "boolean": [True, False, None],
-        "timestamp": [datetime(2030, 3, 17, tzinfo=UTC), datetime(1960, 1, 1, tzinfo=UTC), None],
-    }
-    kinds = [(due, hold) for due in values if due != "boolean" for hold in values if hold != "timestamp"]
     for kind, (due, hold) in enumerate(kinds):
-        every = [(f"T{kind}", *pair) for pair in product(values[due], values[hold])]
+        every = [(f"T{kind}", *pair) for pair in product(VALUES[due], VALUES[hold])]
         rows = session.createDataFrame(every, f"ticket_id string, due {due}, hold {hold}")
         why = refusal(rows, key="ticket_id", checks=Checks(["due", "hold"], 1000)).alias("why")
         # When Spark says which can be written, and the writer looks at each by itself
