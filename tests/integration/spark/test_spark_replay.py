@@ -93,37 +93,32 @@ def in_order(many: Archive) -> dict[str, list[dict[str, str]]]:
 
 
 def test_every_ticket_comes_back_whole_in_the_order_of_its_ids_and_once(
-    session: SparkSession, valkey: EmbeddedServer, many: Archive, many_archive: Path
+    session: SparkSession, valkey: EmbeddedServer, many: Archive, tmp_path: Path
 ) -> None:
-    # When an archive is replayed, and by mistake a second time
-    for _ in range(2):
-        replay(session, ask(many_archive, valkey))
-        # Then each ticket has its messages as they were, in order
-        assert by_ticket(entries(valkey)) == in_order(many)
-    # And only a deliberate second replay adds them again
-    replay(session, ask(many_archive, valkey, run="another"))
-    assert len(entries(valkey)) == 2 * len(many.messages)
-
-
-def test_a_changed_selection_is_refused_and_adds_nothing(
-    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path, many: Archive
-) -> None:
-    # Given a replay without an end, of an archive that then grew in the middle
+    # When an archive is replayed without an end, and by mistake a second time
     folder = tmp_path / "archive"
-    kept = sorted(many.messages, key=lambda row: id_key(row["message_id"]))
-    Archive(messages=kept[::2]).write(folder)
+    half = Archive(messages=many.messages[::2])
+    half.write(folder)
     asked = ask(folder, valkey)
-    replay(session, asked)
+    for _ in range(2):
+        replay(session, asked)
+        # Then each ticket has its messages as they were, in order
+        assert by_ticket(entries(valkey)) == in_order(half)
+    # When the archive has grown in the middle
+    many.write(folder)
     before = entries(valkey)
-    Archive(messages=kept).write(folder)
-    # When it is started again
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
         replay(session, asked)
-    # Then it says so in one line, and the stream is as it was
+    # Then the changed selection is refused in one line, and the stream is as it was
     error = str(one_line(failed.value))
     assert error.startswith(f"{asked.run} began with other messages")
     assert "\n" not in error
     assert entries(valkey) == before
+    # And only a deliberate second replay adds them again
+    replay(session, ask(folder, valkey, run="another"))
+    found = entries(valkey)
+    assert found[: len(before)] == before
+    assert by_ticket(found[len(before) :]) == in_order(many)
 
 
 def lane() -> Archive:
@@ -190,6 +185,7 @@ def test_bodies_that_the_archive_lacks_are_counted_and_nothing_is_written_withou
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
@@ -209,6 +205,36 @@ def test_a_selection_takes_exactly_its_messages(
 
     rows = selected(session, str(lane_archive), selection, max_payload=1000).filter("not missing and not unusable")
     assert sorted(id_key(row.message_id)[0] - START_MS for row in rows.collect()) == expected
+
+
+def test_a_selection_takes_what_all_of_it_hold_for(session: SparkSession, tmp_path: Path) -> None:
+    from bridge.spark.archiving.selection import selected
+
+    # Given messages of which each but two lacks one thing that is asked for
+    lives = [
+        ("A", "t", "dead"),  # before the range
+        ("A", "t", "dead"),
+        ("B", "t", "dead"),
+        ("A", "u", "dead"),
+        ("A", "t", "done"),
+        ("C", "t", "refused"),
+        ("A", "t", "dead"),  # behind the range
+    ]
+    at = START_MS * 1000
+    lines = [
+        Line(at + 10**6 + n, f"{START_MS + n}-0", ticket, task, what, "w", 1, 7 + n, at + n, 1.0)
+        for n, (ticket, task, what) in enumerate(lives)
+    ]
+    bodies = [message(f"{START_MS + n}-0", ticket, "{}", task=task) for n, (ticket, task, _) in enumerate(lives)]
+    folder = Archive(history(lines), messages=bodies).write(tmp_path / "archive")
+    # When it is a range of times or ids
+    within = Range.of("2026-03-14T09:24:47.001", "2026-03-14T09:24:47.006Z")
+    assert within == Range((START_MS + 1, 0), (START_MS + 6, 0))
+    assert Range.of(f"{START_MS + 1}-0", f"{START_MS + 5}-0") == Range((START_MS + 1, 0), (START_MS + 5, 1))
+    # Then those two come
+    selection = Selection(within, tickets=("A", "C"), tasks=("t",), dead_only=True)
+    rows = selected(session, str(folder), selection, max_payload=1000).filter("not missing and not unusable")
+    assert sorted(id_key(row.message_id)[0] - START_MS for row in rows.collect()) == [1, 5]
 
 
 def test_a_dry_run_prints_the_counts_and_needs_no_server(session: SparkSession, lane_archive: Path) -> None:
@@ -284,30 +310,6 @@ def test_the_id_of_a_replay_depends_on_the_selection_not_on_its_spelling(tmp_pat
 def test_a_replay_shows_no_password() -> None:
     asked = Replay("a", EVERYTHING, "s", "r", {"url": "redis://u:hunter2@h/0", "runId": "r"})
     assert "hunter2" not in f"{asked!r} {asked.parsed!r}"
-
-
-def test_a_replayed_message_is_due_when_it_was_to_be(
-    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
-) -> None:
-    due = str(START_MS + 10**11)
-    made = Archive(
-        messages=[
-            message("1700000000000-1", "A", "1", fields={"due": due, "hold": "1"}),
-            message("1700000000000-2", "A", None, fields={"due": due, "n": "2"}),
-            message("1700000000000-3", "A", "3"),
-            # No master would take these.
-            message("1700000000000-4", "B", "4", fields={"due": "tomorrow"}),
-            message("1700000000000-5", "B", "5", fields={"due": due, "hold": "yes"}),
-            message("1700000000000-6", "B", "6", fields={"due": str(10**13)}),
-        ]
-    )
-    counts = replay(session, ask(made.write(tmp_path / "archive"), valkey))
-    assert (counts.replayable, counts.unusable, counts.with_option) == (3, 3, {"due": 2, "hold": 1})
-    assert entries(valkey) == [
-        {"ticket_id": "A", "due": due, "hold": "1", "payload": "1"},
-        {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},
-        {"ticket_id": "A", "payload": "3"},
-    ]
 
 
 #: Fields of which a letter holds all.
@@ -402,24 +404,35 @@ def test_a_letter_that_holds_a_part_of_a_message_is_not_sent_for_the_message(
 def test_a_replayed_message_keeps_its_options_and_an_expired_one_is_left_out(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
-    options = {"max_attempts": "2", "timeout": "500", "priority": "7"}
-    later, past = str(START_MS + 10**12), str(START_MS)
+    rules = {"max_attempts": "2", "timeout": "500", "priority": "7"}
+    due, later, past = str(START_MS + 10**11), str(START_MS + 10**12), str(START_MS)
     made = Archive(
         messages=[
-            message("1700000000000-1", "A", "1", fields={**options, "expires": later}),
-            message("1700000000000-2", "A", "2", fields={"expires": past}),
+            message("1700000000000-1", "A", "1", fields={"due": due, "hold": "1"}),
+            message("1700000000000-2", "A", None, fields={"due": due, "n": "2"}),
+            message("1700000000000-3", "A", "3"),
+            message("1700000000000-4", "A", "4", fields={**rules, "expires": later}),
+            message("1700000000000-5", "A", "5", fields={"expires": past}),
             # Beside no payload they are a part of it.
-            message("1700000000000-3", "A", None, fields={"expires": past, "priority": "high"}),
-            # No master would take it.
-            message("1700000000000-4", "B", "4", fields={"priority": "high"}),
+            message("1700000000000-6", "A", None, fields={"expires": past, "priority": "high"}),
+            # No master would take these.
+            message("1700000000000-7", "B", "7", fields={"due": "tomorrow"}),
+            message("1700000000000-8", "B", "8", fields={"due": due, "hold": "yes"}),
+            message("1700000000000-9", "B", "9", fields={"due": str(10**13)}),
+            message("1700000000000-10", "B", "10", fields={"priority": "high"}),
         ]
     )
     folder = made.write(tmp_path / "archive")
-    first = {"ticket_id": "A", **options, "expires": later, "payload": "1"}
-    third = {"ticket_id": "A", "payload": json.dumps({"expires": past, "priority": "high"}, separators=(",", ":"))}
+    delayed = [
+        {"ticket_id": "A", "due": due, "hold": "1", "payload": "1"},
+        {"ticket_id": "A", "due": due, "payload": '{"n":"2"}'},
+        {"ticket_id": "A", "payload": "3"},
+    ]
+    last = {"ticket_id": "A", "payload": json.dumps({"expires": past, "priority": "high"}, separators=(",", ":"))}
     counts = replay(session, ask(folder, valkey))
-    assert (counts.replayable, counts.unusable, counts.expired) == (2, 1, 1)
-    assert entries(valkey) == [first, third]
+    assert (counts.replayable, counts.unusable, counts.expired) == (5, 4, 1)
+    assert counts.with_option == {"due": 2, "hold": 1, **dict.fromkeys(rules, 1), "expires": 1}
+    assert entries(valkey) == [*delayed, {"ticket_id": "A", **rules, "expires": later, "payload": "4"}, last]
     # When it is started again, what has expired is judged as before
     run = name_of(str(folder), EVERYTHING, STREAM)
     with valkey.client() as client:
@@ -427,7 +440,7 @@ def test_a_replayed_message_keeps_its_options_and_an_expired_one_is_left_out(
         client.hset(f"{{{STREAM}}}/push:run:{run}", "began", str(int(noted) - 1))
         assert client.ttl(f"{{{STREAM}}}/push:run:{run}") > 0
     replay(session, ask(folder, valkey))
-    assert len(entries(valkey)) == 2
+    assert len(entries(valkey)) == 5
     with valkey.client() as client:
         assert int(client.hget(f"{{{STREAM}}}/push:run:{run}", "began")) == int(noted) - 1
         client.delete(STREAM)
@@ -435,7 +448,10 @@ def test_a_replayed_message_keeps_its_options_and_an_expired_one_is_left_out(
     everything = Selection(Range(), without_expires=True)
     assert name_of(str(folder), everything, STREAM) != run
     counts = replay(session, ask(folder, valkey, everything))
-    assert (counts.replayable, counts.expired) == (3, 0)
+    assert (counts.replayable, counts.expired) == (6, 0)
     assert entries(valkey) == [
-        {"ticket_id": "A", **options, "payload": "1"}, {"ticket_id": "A", "payload": "2"}, third
-    ]  # fmt: skip
+        *delayed,
+        {"ticket_id": "A", **rules, "payload": "4"},
+        {"ticket_id": "A", "payload": "5"},
+        last,
+    ]
