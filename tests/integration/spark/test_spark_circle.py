@@ -138,7 +138,7 @@ def test_the_report_of_a_log_that_went_the_whole_way_says_what_the_log_says(
     nodes: NodeYard, own_server: EmbeddedServer, jobs_here: JobsHere, tmp_path: Path
 ) -> None:
     # Given a log with events that fail, and a bridge with two workers
-    events = make_events(600, 75, seed=17)
+    events = make_events(240, 30, seed=17)
     log = tmp_path / "events.jsonl"
     log.write_text("".join(event.row() for event in events))
     # A machine that starts a Java may stand still for a second or two: no lease is to end of that, all is counted once
