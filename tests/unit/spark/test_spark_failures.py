@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -352,7 +353,19 @@ with errors_in_one_line():
     assert (text, job.stderr) == ("a\\udcff", "")
 
 
-@pytest.mark.parametrize("job", ["push", "archive", "report", "replay", "generate", "incidents"])
+PROGRAMS = ("push", "archive", "report", "replay", "generate", "incidents")
+#: As processes. They begin alike, so one is enough for a start.
+ONE_AND_OTHERS = [PROGRAMS[0], *(pytest.param(job, marks=pytest.mark.long) for job in PROGRAMS[1:])]
+
+
+def test_all_programs_begin_alike() -> None:
+    begin = re.compile(r'^if __name__ == "__main__":\n(?:    .*\n)+\nimport click\n', re.MULTILINE)
+    found = [begin.findall((ROOT / "spark" / f"{job}.py").read_text()) for job in PROGRAMS]
+    assert len(found[0]) == 1
+    assert found == [found[0]] * len(PROGRAMS)
+
+
+@pytest.mark.parametrize("job", ONE_AND_OTHERS)
 def test_ctrl_c_while_a_job_is_imported_leaves_no_trace(job: str, tmp_path: Path) -> None:
     # The first that is imported is one that the user is too impatient for.
     (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
@@ -417,7 +430,7 @@ def test_an_event_is_one_write_so_that_no_other_thread_writes_into_its_line(monk
     assert written == ['{"event": "pushed", "rows": 1}\n']
 
 
-@pytest.mark.parametrize("job", ["push", "archive", "report", "replay", "generate", "incidents"])
+@pytest.mark.parametrize("job", ONE_AND_OTHERS)
 def test_a_copy_of_a_program_alone_runs_where_the_package_is_installed(job: str, tmp_path: Path) -> None:
     # As `spark-submit --deploy-mode cluster` takes it to the machine that it runs on.
     copy = tmp_path / f"{job}.py"
