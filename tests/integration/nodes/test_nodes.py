@@ -22,11 +22,12 @@ from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.local_containers import ServerContainer
 from bridge.testing.nodes.node import NodeYard, signal_number
 from bridge.testing.nodes.plugin import in_containers
-from bridge.testing.nodes.process import HOME, ROOT, ProcessNode, python_module
+from bridge.testing.nodes.process import HOME, ROOT, ProcessNode
 from bridge.testing.nodes.roles import ProcessWorker
 from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
+from tests.integration.pytest_command import pytest_command
 
 RESULT_TIMEOUT_S = 60
 
@@ -50,14 +51,32 @@ class TestPytestCelery:
     def bridge_workers(self) -> Sequence[str]:
         return ("w1",)
 
-    def test_a_plain_task_runs_through_a_set_up(self, celery_setup: CeleryTestSetup) -> None:
+    def test_a_plain_task_runs_through_a_set_up_and_the_worker_has_its_name_and_runs_commands(
+        self, celery_setup: CeleryTestSetup
+    ) -> None:
         assert celery_setup.ready(ping=True, control=True, docker=True)
         assert len(celery_setup) == 3
         assert add.s(2, 3).apply_async().get(timeout=RESULT_TIMEOUT_S) == 5
+        app: Celery = celery_setup.app
+        replies = app.control.inspect(timeout=5, destination=[celery_setup.worker.hostname()]).ping()
+        assert replies == {celery_setup.worker.hostname(): {"ok": "pong"}}
+        # A command runs where the worker runs
+        code, output = celery_setup.worker.container.exec_run("python -c 'import app; print(app.app.main)'")
+        assert (code, output.decode().strip()) == (0, celery_setup.app.main)
 
-    def test_a_worker_that_was_killed_runs_tasks_again_after_a_restart(self, celery_setup: CeleryTestSetup) -> None:
+    def test_a_worker_that_was_killed_runs_tasks_again_in_other_processes_after_a_restart(
+        self, celery_setup: CeleryTestSetup, pytestconfig: pytest.Config
+    ) -> None:
         worker = celery_setup.worker
+
+        def pids() -> set[int]:
+            if in_containers(pytestconfig):
+                # They are the same in each life of a container, and the image would need psutil.
+                return set()
+            return {info["pid"] for info in worker.get_running_processes_info(["pid"])}
+
         assert add.s(1, 1).apply_async().get(timeout=RESULT_TIMEOUT_S) == 2
+        before = pids()
 
         worker.kill()
 
@@ -69,19 +88,8 @@ class TestPytestCelery:
         worker.restart()
 
         assert waiting.get(timeout=RESULT_TIMEOUT_S) == 42
-
-    def test_the_processes_of_a_restarted_worker_are_others(
-        self, celery_setup: CeleryTestSetup, pytestconfig: pytest.Config
-    ) -> None:
-        if in_containers(pytestconfig):
-            pytest.skip("process ids are the same in each life of a container, and the image would need psutil")
-        worker = celery_setup.worker
-        before = {info["pid"] for info in worker.get_running_processes_info(["pid"])}
-        worker.kill()
-        worker.restart()
-        after = {info["pid"] for info in worker.get_running_processes_info(["pid"])}
-        assert before
-        assert after
+        after = pids()
+        assert in_containers(pytestconfig) or (before and after)
         assert not before & after
 
     def test_sigterm_lets_a_worker_shut_down_in_order(self, celery_setup: CeleryTestSetup) -> None:
@@ -106,15 +114,6 @@ class TestPytestCelery:
 
         assert queued.get(timeout=RESULT_TIMEOUT_S) == 7
 
-    def test_the_worker_is_named_by_its_node_name(self, celery_setup: CeleryTestSetup) -> None:
-        app: Celery = celery_setup.app
-        replies = app.control.inspect(timeout=5, destination=[celery_setup.worker.hostname()]).ping()
-        assert replies == {celery_setup.worker.hostname(): {"ok": "pong"}}
-
-    def test_a_command_runs_where_the_worker_runs(self, celery_setup: CeleryTestSetup) -> None:
-        code, output = celery_setup.worker.container.exec_run("python -c 'import app; print(app.app.main)'")
-        assert (code, output.decode().strip()) == (0, celery_setup.app.main)
-
 
 class TestSeveralWorkers:
     @pytest.fixture
@@ -125,13 +124,11 @@ class TestSeveralWorkers:
     def bridge_worker_arguments(self) -> Sequence[str]:
         return ("--pool=solo",)
 
-    def test_each_name_is_a_worker(self, celery_setup: CeleryTestSetup) -> None:
+    def test_each_name_is_a_worker_and_one_goes_on_when_the_other_is_lost(self, celery_setup: CeleryTestSetup) -> None:
         names = {worker.hostname() for worker in celery_setup.worker_cluster}
         replies = celery_setup.app.control.inspect(timeout=5, limit=2).ping()
         assert set(replies) == names
         assert len(names) == 2
-
-    def test_the_other_worker_goes_on_when_one_is_lost(self, celery_setup: CeleryTestSetup) -> None:
         celery_setup.worker_cluster[0].kill()
         assert add.s(2, 2).apply_async().get(timeout=RESULT_TIMEOUT_S) == 4
 
@@ -308,36 +305,45 @@ class TestProcessNodes:
         wait_until(lambda: not any(_is_alive(pid) for pid in pids), description="the orphans of a killed run to end")
 
 
-def test_collecting_and_running_needs_no_engine() -> None:
-    """Runs the tests of this file in another process, in which the engine's address is wrong."""
-    env = {**os.environ, "DOCKER_HOST": "tcp://127.0.0.1:1"}
-    command = python_module(
-        "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::TestPytestCelery", "-k", "plain_task"
-    )
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=90)
+#: A project with one test, which needs a worker.
+PROJECT = """
+from pytest_celery.vendors.worker.tasks import add
+
+
+def test_a_plain_task(celery_setup):
+    assert add.s(2, 3).apply_async().get(timeout=60) == 5
+"""
+
+
+def run_project(folder: Path, *options: str) -> str:
+    """What a run of the project's test prints, where the address of the engine is wrong."""
+    (folder / "conftest.py").write_text("pytest_plugins = ['bridge.testing.nodes.plugin']\n")
+    (folder / "test_project.py").write_text(PROJECT)
+    wrong = "os.environ['DOCKER_HOST'] = 'tcp://127.0.0.1:1'"
+    command = pytest_command("-q", "-p", "no:cacheprovider", *options, str(folder), first=wrong)
+    done = preloaded.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=90)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    return done.stdout
 
 
-def test_without_an_engine_the_choice_of_containers_skips_and_says_why() -> None:
-    env = {**os.environ, "DOCKER_HOST": "tcp://127.0.0.1:1"}
-    command = python_module(
-        "pytest", "-q", "-p", "no:cacheprovider", "--bridge-nodes=containers",
-        f"{__file__}::TestPytestCelery", "-k", "plain_task",
-    )  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=90)
-    assert done.returncode == 0, done.stdout
-    assert "--bridge-nodes=containers needs a Docker engine: Error while fetching server API version" in done.stdout
-    assert "1 skipped" in done.stdout
+def test_collecting_and_running_needs_no_engine(tmp_path: Path) -> None:
+    assert "1 passed" in run_project(tmp_path)
+
+
+def test_without_an_engine_the_choice_of_containers_skips_and_says_why(tmp_path: Path) -> None:
+    said = run_project(tmp_path, "--bridge-nodes=containers", "-rs")
+    assert "--bridge-nodes=containers needs a Docker engine: Error while fetching server API version" in said
+    assert "1 skipped" in said
 
 
 def test_without_pytest_celery_one_line_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['bridge.testing.nodes.plugin']\n")
-    code = "import sys, pytest; sys.modules['pytest_celery'] = None; sys.exit(pytest.main(['-q']))"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60
+    code = (
+        "import os, sys; os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'; import pytest; "
+        "sys.modules['pytest_celery'] = None; sys.exit(pytest.main(['-q']))"
     )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = preloaded.run([sys.executable, "-c", code], cwd=tmp_path, env=env)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     said = [line for line in (done.stdout + done.stderr).splitlines() if line]
     assert said == ["ERROR: bridge.testing.nodes needs pytest-celery: pip install 'ticket-bridge[testing]'"]

@@ -21,14 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.testing.nodes import preloaded
-from bridge.testing.nodes.process import ProcessNode, python_module
+from bridge.testing.nodes.process import ROOT, ProcessNode, python_module
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
+from tests.integration.pytest_command import NOT_THERE, pytest_command
 
 #: Seconds between two runs of a command.
 AGAIN_S = 0.5
-#: How the commands of a reader begin that can be forked, and what they are to Python.
-FORKED = {"bridge": python_module("bridge"), "celery": python_module("celery"), "python -c": [sys.executable, "-c"]}
+#: What Python does with a file that it is given.
+RUN_FILE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+#: How the commands of a reader begin that can be forked, and what they are to Python. The first that fits counts.
+FORKED = {
+    "bridge": python_module("bridge"),
+    "celery": python_module("celery"),
+    "python -c": [sys.executable, "-c"],
+    "python -m pytest": pytest_command(),
+    "python": [sys.executable, "-c", RUN_FILE],
+}
 BLOCK = re.compile(r"^<!-- (?P<what>.+?) -->$(?:\n```\w*\n(?P<text>.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
@@ -49,6 +58,14 @@ def steps(page: Path) -> list[Step]:
     return [Step(found["what"], found["text"] or "") for found in BLOCK.finditer(page.read_text())]
 
 
+def run_python(folder: Path, *words: str) -> str:
+    """The output of ``python WORDS …`` in a folder that it can import from. It is forked, as commands are."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+    done = preloaded.run([sys.executable, *words], cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class Reader:
     """Does what the page says, in a temporary folder.
 
@@ -62,7 +79,7 @@ class Reader:
         self.terminals: dict[str, ProcessNode] = {}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.env = {"SHOP_REDIS": url, "PYTHONPATH": ""}
-        self.shell_env = {**self.env, "PATH": path}
+        self.shell_env = {**self.env, "PATH": path, "PYTEST_ADDOPTS": " ".join(NOT_THERE)}
         #: Programs whose commands are forked.
         self.seen = set(FORKED)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
+from tests.integration.pages.reader import run_python
 
 PAGE = ROOT / "docs" / "howto" / "delayed-messages.md"
 HERE = "redis://localhost:6379/0"
@@ -26,13 +25,10 @@ def blocks(language: str) -> list[str]:
 def test_the_example_of_the_page(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> None:
     shop, pushes = blocks("python")
     (tmp_path / "shop.py").write_text(shop.replace(HERE, own_server.url))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     redis: Any = own_server.client(decode_responses=True)
 
-    def run(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+    def run(*words: str) -> str:
+        return run_python(tmp_path, *words)
 
     def log(ticket: str) -> list[str]:
         found: list[str] = redis.lrange(f"log:{ticket}", 0, -1)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from bridge.routing.partitions import partition_of
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
+from tests.integration.pages.reader import run_python
 
 PAGE = ROOT / "docs" / "howto" / "partitions.md"
 HERE = "redis://localhost:6379/0"
@@ -39,14 +40,11 @@ def test_the_app_and_the_foreign_producer_of_the_page_meet(
     # Messages that nobody reads
     more += "".join(f"redis.xadd('ticket_stream:p9', {fields.format(n)})\n" for n in range(12, 16)) + again
     pushed = "import shop\nprint(shop.apply_update.push('T42', {'amount': 4}))"
-    for code in (foreign + more, pushed):
-        last = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **env}, cwd=tmp_path, check=True, capture_output=True
-        )
+    run_python(tmp_path, "-c", foreign + more)
+    id_ = run_python(tmp_path, "-c", pushed).strip()
     wait_until(lambda: redis.lrange("amounts:T42", 0, -1) == ["3", "4"], description="T42 to be handled")
     wait_until(lambda: len(redis.keys("amounts:*")) == 17, description="the other tickets to be handled")
     assert not redis.exists("ticket_stream:p9")
-    id_ = last.stdout.decode().strip()
     assert id_.endswith(f"@p{partition_of('T42', 4)}")
     found = redis.get(f"celery-task-meta-{id_}")
     assert f'"result": "{id_}"' in found
@@ -57,6 +55,6 @@ def test_a_stream_that_is_read_is_not_pushed_again(own_server: EmbeddedServer) -
     _, foreign, again = blocks(own_server.url)
     redis: Any = own_server.client(decode_responses=True)
     code = foreign + again.replace("ticket_stream:p9", "ticket_stream")
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    done = preloaded.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ)
     assert done.stderr == "ticket_stream is read: its messages stay where they are\n"
     assert [fields["ticket_id"] for _, fields in redis.xrange("ticket_stream")] == ["T42"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
+from tests.integration.pages.reader import run_python
 
 PAGE = ROOT / "docs" / "howto" / "refuse-messages.md"
 HERE = "redis://localhost:6379/0"
@@ -21,23 +19,17 @@ HERE = "redis://localhost:6379/0"
 def test_the_app_of_the_page(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> None:
     shop, push = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "shop.py").write_text(shop.replace(HERE, own_server.url))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     redis: Any = own_server.client(decode_responses=True)
     counts = "{ticket_stream}:concurrency_stream_group:counts"
-
-    def run(*command: str) -> str:
-        done = subprocess.run([sys.executable, *command], env=env, cwd=tmp_path, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
 
     nodes.master("m1", app="shop", env={"PYTHONPATH": str(tmp_path)}, ready_text="leading")
     nodes.worker("w1", app="shop", arguments=("--concurrency=1", "--without-mingle"), env={"PYTHONPATH": str(tmp_path)})
     first = [("T1", {"account": "A1", "amount": amount}) for amount in (0, 2)] + [
         ("T2", {"account": "B9", "amount": 1})
     ]
-    run("-c", f"from shop import charge\ncharge.push_many({first!r})\n{push}")
+    run_python(tmp_path, "-c", f"from shop import charge\ncharge.push_many({first!r})\n{push}")
     wait_until(lambda: int(redis.hget(counts, "nacked") or 0) >= 3, timeout_s=90, description="the refusals")
-    shown = run("-m", "bridge", "-A", "shop", "ticket", "show", "T1")
+    shown = run_python(tmp_path, "-m", "bridge", "-A", "shop", "ticket", "show", "T1")
     assert re.search(
         r"attempt 1 of 5 is due (in|now).*: nacked [0-9]+ times? since \S+\+00:00: the bank is closed",
         " ".join(shown.split()),

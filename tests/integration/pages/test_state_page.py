@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
+from tests.integration.pages.reader import run_python
 
 PAGE = ROOT / "docs" / "howto" / "ticket-state.md"
 HERE = "redis://localhost:6379/0"
@@ -25,14 +23,11 @@ def test_the_app_of_the_page_and_a_second_version_of_its_stream(
     conf = "app.conf.update(bridge_default_task='shop.count')\n"
     (tmp_path / "shop.py").write_text(shop.replace(HERE, own_server.url) + conf)
     env = {"PYTHONPATH": str(tmp_path)}
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     redis: Any = own_server.client(decode_responses=True)
     keys = "{ticket_stream}:concurrency_stream_group"
 
     def run(code: str) -> str:
-        done = subprocess.run([sys.executable, "-c", code], env=here, cwd=tmp_path, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode()
+        return run_python(tmp_path, "-c", code)
 
     first = [
         nodes.master("m1", app="shop", env=env, ready_text="leading"),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import NodeYard
-from bridge.testing.nodes.process import ROOT, python_module
+from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
+from tests.integration.pages.reader import run_python
 
 PAGE = ROOT / "docs" / "howto" / "publish-and-subscribe.md"
 HERE = "redis://localhost:6379/0"
@@ -36,10 +33,7 @@ def test_the_apps_results_and_commands_of_the_page(nodes: NodeYard, own_server: 
     redis: Any = own_server.client(decode_responses=True)
 
     def bridge(words: list[str]) -> str:
-        full = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
-        done = preloaded.run(python_module(*words), cwd=tmp_path, env=full)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return run_python(tmp_path, "-m", *words)
 
     add, listing, look, remove = commands()
     assert "added mail on ticket_stream" in bridge(add)
@@ -48,11 +42,9 @@ def test_the_apps_results_and_commands_of_the_page(nodes: NodeYard, own_server: 
     # The app of the page, and what it prints
     master = nodes.master("m1", app="shop", env=env, ready_text="standing by")
     worker = nodes.worker("w1", app="shop", arguments=("--concurrency=1", "--without-mingle"), env=env)
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
-    done = subprocess.run([sys.executable, "-c", results], env=here, cwd=tmp_path, check=True, capture_output=True)
-    assert done.stdout.decode().split() == ["billed", "indexed"]
+    assert run_python(tmp_path, "-c", results).split() == ["billed", "indexed"]
     pushes = "import shop\nshop.bill.push('T42', {'kind': 'read'})\nshop.refund.push('T42', {'kind': 'changed'})"
-    subprocess.run([sys.executable, "-c", pushes], env=here, cwd=tmp_path, check=True)
+    run_python(tmp_path, "-c", pushes)
     wait_until(lambda: redis.llen("billed:T42") == 3, timeout_s=90, description="billing")
     wait_until(lambda: redis.llen("indexed:T42") == 2, timeout_s=90, description="search")
     assert redis.lrange("billed:T42", 0, -1) == ["created", "read", "back changed"]

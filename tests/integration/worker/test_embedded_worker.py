@@ -5,25 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from celery import Celery
+from celery.contrib.testing.worker import start_worker
 
 import bridge
 from bridge.operate.repartitioning import begin, leave
 from bridge.routing.layouts import find_layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.lane import Lane
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.nodes.roles import WATCHER
 from bridge.testing.waiting import wait_until
 from bridge.worker.main import new_layout
 from tests.integration.lanes import LaneUnderTest
+from tests.integration.pytest_command import pytest_command
 
 CONFTEST = 'pytest_plugins = ("celery.contrib.pytest",)\n'
 
@@ -61,13 +63,13 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
     return LaneUnderTest(nodes, own_server, tmp_path)
 
 
-def run_pytest(folder: Path, lane: LaneUnderTest, project: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, lane: LaneUnderTest, project: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_project.py").write_text(project)
-    given = {**os.environ, **broker_environment(lane.server.url), "PYTHONPATH": str(ROOT), **env}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:celery", str(folder)]
-    return subprocess.run(command, env=given, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    given = {**os.environ, **broker_environment(lane.server.url), "PYTHONPATH": str(ROOT)}
+    command = pytest_command("-q", "-x", "-p", "no:cacheprovider", "-p", "no:celery", str(folder))
+    return preloaded.run(command, env=given, cwd=folder, timeout_s=120)
 
 
 def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
@@ -92,23 +94,12 @@ def test_celerys_own_fixture_starts_a_worker_that_joins_the_lane_and_leaves_it(
     wait_until(lambda: not watchers(), description="its watcher to end")
 
 
-def test_a_wrong_setting_raises_where_the_worker_is_made(lane: LaneUnderTest, tmp_path: Path) -> None:
-    project = """
-import pytest
-from celery.contrib.testing.worker import start_worker
-
-from bridge import TicketBridgeError
-from tests.apps.services import app
-
-
-def test_a_wrong_setting_is_reported():
+def test_a_wrong_setting_raises_where_the_worker_is_made(own_server: EmbeddedServer) -> None:
+    app = bridge.install(Celery("shop", broker=own_server.url, set_as_current=False))
     app.conf.bridge_default_task = "no.such"
-    with pytest.raises(TicketBridgeError, match="bridge_default_task 'no.such' is not a task of this app"):
-        with start_worker(app, perform_ping_check=False):
-            pass
-"""
-    done = run_pytest(tmp_path / "project", lane, project)
-    assert done.returncode == 0, done.stdout + done.stderr
+    reason = "bridge_default_task 'no.such' is not a task of this app"
+    with pytest.raises(bridge.TicketBridgeError, match=reason), start_worker(app, perform_ping_check=False):
+        pass
 
 
 def test_a_worker_within_a_program_says_that_it_must_be_started_again_for_a_new_layout(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,9 @@ from bridge.routing.history import read_entry, rows_in
 from bridge.routing.message_options import EXPIRED
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
-from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import QUICK, LaneUnderTest
+from tests.integration.servers import run_command
 
 MODULE = "tests.apps.refusing"
 
@@ -106,10 +103,9 @@ def test_ticket_show_says_the_attempts_of_the_message_and_how_often_it_was_refus
     ends = json.dumps({"n": 0, "ends": ["fail", "free 60000"]})
     lane.add("T", ends, task="refusing.deliver", max_attempts=2)
     wait_until(lambda: lane.count("nacked") == 1, description="the refusal")
-    command = [sys.executable, "-m", "bridge", "-A", MODULE, "ticket", "show", "T"]
-    env = {**os.environ, **broker_environment(lane.server.url)}
-    shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
-    text = " ".join(shown.split())
+    shown = run_command(broker_environment(lane.server.url), "ticket", "show", "T", app=MODULE)
+    assert shown.returncode == 0, shown.stderr
+    text = " ".join(shown.stdout.split())
     assert re.search(r"attempt 2 of 2 is due in \S+ .*: nacked 1 time since \S+\+00:00: bank closed", text), text
 
 

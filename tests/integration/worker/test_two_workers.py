@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import threading
 import uuid
@@ -19,6 +19,7 @@ from bridge.master.process import Master
 from bridge.routing.errors import ConfigurationError
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.lane import Lane
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.process import ROOT
 from bridge.worker.main import workers_here
 
@@ -123,9 +124,7 @@ def test_two_workers_of_celerys_own_starter(own_server: EmbeddedServer) -> None:
 def test_two_workers_of_celerys_own_starter_with_pool_processes(own_server: EmbeddedServer) -> None:
     # In a process of its own: Celery's pool of processes leaves descriptors that it touches later.
     program = f"from {__name__} import *; two_workers_of_celerys_starter({own_server.url!r}, 'prefork')"
-    ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    ran = preloaded.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ, timeout_s=120)
     assert ran.returncode == 0, ran.stderr
 
 
