@@ -135,7 +135,7 @@ def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork"])
+@pytest.mark.parametrize("pool", [pytest.param("solo", marks=pytest.mark.long), "prefork"])
 def test_a_watcher_that_its_worker_forked_is_the_one_that_it_would_start(lane: LaneUnderTest, pool: str) -> None:
     found = []
     for by_exec in (False, True):

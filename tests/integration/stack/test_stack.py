@@ -62,18 +62,20 @@ def count(commands: Sequence[str], text: str) -> int:
     return sum(text in command for command in commands)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard, number: signal.Signals) -> None:
-    up = bridge_up(yard, "--workers", "2", "--concurrency", "1")
+def assert_is_whole(up: ProcessNode, folder: Path) -> None:
+    """A stack with two masters, two workers with a process each, and Flower runs, and says where."""
     assert re.search(r"^Redis +redis://127\.0\.0\.1:\d+/0$", up.logs(), re.MULTILINE)
     assert re.search(r"^Flower +http://127\.0\.0\.1:\d+$", up.logs(), re.MULTILINE)
-    assert str(yard.folder / "stack") in up.logs()
+    assert str(folder) in up.logs()
     assert serves(up)
     commands = commands_of(up)
     assert count(commands, "-A tasks run") == 2
     assert count(commands, "worker -n w1@%h") == 2  # the main process and its child
     assert count(commands, "worker -n w2@%h") == 2
     assert count(commands, "flower --address=127.0.0.1") == 1
+
+
+def assert_goes_away(up: ProcessNode, number: signal.Signals) -> None:
     up.send(number)
     assert up.wait(timeout_s=90) == 0
     assert up.logs().splitlines()[-1] == "stopped"
@@ -81,32 +83,56 @@ def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard, nu
     assert not serves(up)
 
 
-def test_nothing_outlives_a_stack_that_is_killed(yard: ProcessYard) -> None:
-    up = bridge_up(yard, *SMALL, "--no-flower")
-    assert count(commands_of(up), "flower --address") == 0
-    up.kill_main()
-    wait_until(lambda: not up.survivors() and not serves(up), description="the orphans to end", timeout_s=90)
+# By SIGINT: at the end of `test_flower.py`.
+@pytest.mark.long
+def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard) -> None:
+    up = bridge_up(yard, "--workers", "2", "--concurrency", "1")
+    assert_is_whole(up, yard.folder / "stack")
+    assert_goes_away(up, signal.SIGTERM)
 
 
-def test_a_stack_whose_stream_is_split_comes_up_by_the_layout_that_its_data_has(yard: ProcessYard) -> None:
-    command = python_module("bridge", "-A", "tests.apps.counter", "up", "--dir", str(yard.folder / "stack"), *SMALL)
-    # The second one has the data of the first, and another setting.
-    for partitions in (2, 3):
+def test_the_data_of_a_folder_outlives_the_stack_and_nothing_else_does(yard: ProcessYard) -> None:
+    """The data has the layout of the stream, and the second stack comes up by that."""
+    port = free_port()
+    words = ("--dir", str(yard.folder / "stack"), *SMALL, "--no-flower", "--port", str(port))
+    command = python_module("bridge", "-A", "tests.apps.counter", "up", *words)
+
+    def come_up(partitions: int) -> ProcessNode:
         env = {"COUNTER_CONF": f'{{"bridge_partitions": {partitions}}}'}
-        name = f"up{partitions}"
-        up = yard.process(name, [*command, "--no-flower"], env=env, ready_text=UP, wait=False)
+        up = yard.process(f"up{partitions}", command, env=env, ready_text=UP, wait=False)
         up.wait_ready(timeout_s=90)
         assert "they share 2 lanes" in up.logs()
-        up.send(signal.SIGINT)
-        assert up.wait(timeout_s=90) == 0
+        assert count(commands_of(up), "flower --address") == 0
+        return up
+
+    first = come_up(2)
+    with redis.Redis(host=HOST, port=port) as client:
+        client.set("kept", "yes")
+    first.send(signal.SIGINT)
+    assert first.wait(timeout_s=90) == 0
+    second = come_up(3)
+    with redis.Redis(host=HOST, port=port) as client:
+        assert client.get("kept") == b"yes"
+    # Also when nobody can end what it started
+    second.kill_main()
+    wait_until(lambda: not second.survivors() and not serves(second), description="the orphans to end", timeout_s=90)
 
 
-def test_a_stack_with_subscriptions_comes_up(yard: ProcessYard) -> None:
+def test_a_stack_with_subscriptions_comes_up_and_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(
+    yard: ProcessYard,
+) -> None:
     command = python_module("bridge", "-A", "tests.apps.subscribers", "up", "--dir", str(yard.folder / "stack"), *SMALL)
     up = yard.process("up", [*command, "--no-flower"], env={"BRIDGE_SERVE": "billing"}, ready_text=UP, wait=False)
     up.wait_ready(timeout_s=180)
     assert "they share 3 lanes" in up.logs()
-    up.terminate()
+    [main] = [p for p in up.children() if "worker" in p.cmdline() and p.ppid() == up.pid]
+    main.kill()
+    assert up.wait(timeout_s=90) == 1
+    assert "Error: w1 ended by signal SIGKILL; its log " in up.logs()
+    assert str(yard.folder / "stack" / "w1.log") in up.logs()
+    # They see the end of their worker by themselves.
+    wait_until(lambda: up.survivors() == [], description="the pool process and the watcher of the worker to end")
+    assert not serves(up)
 
 
 def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
@@ -118,31 +144,6 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing(yard: ProcessYard) -> None:
     assert up.wait(timeout_s=90) == 0
     assert up.survivors() == []
     assert not serves(up)
-
-
-def test_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(yard: ProcessYard) -> None:
-    up = bridge_up(yard, *SMALL, "--no-flower")
-    [main] = [p for p in up.children() if "worker" in p.cmdline() and p.ppid() == up.pid]
-    main.kill()
-    assert up.wait(timeout_s=90) == 1
-    assert "Error: w1 ended by signal SIGKILL; its log " in up.logs()
-    assert str(yard.folder / "stack" / "w1.log") in up.logs()
-    # They see the end of their worker by themselves.
-    wait_until(lambda: up.survivors() == [], description="the pool process and the watcher of the worker to end")
-    assert not serves(up)
-
-
-def test_the_data_of_a_folder_outlives_the_stack(yard: ProcessYard) -> None:
-    port = str(free_port())
-    for life in ("first", "second"):
-        up = bridge_up(yard, *SMALL, "--no-flower", "--port", port, name=life)
-        with redis.Redis(host=HOST, port=int(port)) as client:
-            if life == "first":
-                client.set("kept", "yes")
-            else:
-                assert client.get("kept") == b"yes"
-        up.send(signal.SIGINT)
-        assert up.wait(timeout_s=90) == 0
 
 
 @pytest.mark.parametrize("option", ["--port", "--flower-port"])
