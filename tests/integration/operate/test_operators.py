@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.records import PARKED
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes import preloaded
-from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
+from bridge.testing.nodes.node import MasterNode, Node, NodeYard, WorkerNode, broker_environment
 from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.waiting import holds_for, wait_until
 
@@ -70,15 +69,10 @@ class Shop:
     def env(self) -> dict[str, str]:
         return {**os.environ, **broker_environment(self.url), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            python_module("bridge", "-A", "shop", *arguments),
-            cwd=self.folder,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, name: str, *arguments: str) -> Node:
+        """Starts a command. ``name``: that of its log."""
+        command = python_module("bridge", "-A", "shop", *arguments)
+        return self.nodes.process(name, command, cwd=self.folder, env=broker_environment(self.url), wait=False)
 
     def bridge(self, *arguments: str, code: int = 0) -> str:
         """The output of a command that ended with ``code``; with its errors if that is not 0."""
@@ -297,20 +291,21 @@ def test_a_drained_consumer_finishes_what_runs_gives_up_the_rest_and_gets_nothin
         shop.push(f"T{n}", 0)
     w2 = shop.worker("w2", 1)
 
-    drain = shop.start("consumer", "drain", "w1")
-    assert drain.stdout is not None
-    assert drain.stdout.readline() == f"{w1.hostname()} takes nothing new; waiting for what it has in flight\n"
+    drain = shop.start("drain", "consumer", "drain", "w1")
+    said = f"{w1.hostname()} takes nothing new; waiting for what it has in flight\n"
+    drain.wait_for_log(said)
     for n in range(20):
         shop.wait_log(f"T{n}", [0])
         assert shop.at(f"T{n}") == [w2.hostname()], "what it had not begun goes to the other one"
     states = {one["name"]: one["state"] for one in shop.json("consumer", "list")["consumers"]}
     assert states == {w1.hostname(): "draining", w2.hostname(): "open"}
-    assert drain.poll() is None, "its task still runs"
-    holds_for(lambda: drain.poll() is None, description="draining waits for the task", duration_s=0.5)
+    assert drain.running, "its task still runs"
+    holds_for(lambda: drain.running, description="draining waits for the task", duration_s=0.5)
     gate.touch()
-    out, err = drain.communicate(timeout=30)
-    assert (drain.returncode, err) == (0, "")
-    assert out.endswith(f"{w1.hostname()} is empty\n")
+    assert drain.wait() == 0
+    *before, last = drain.logs().splitlines()
+    assert last == f"{w1.hostname()} is empty"
+    assert all(line.endswith("in flight") for line in before), before
     assert shop.log("A") == [0]
 
     for n in range(20):
@@ -393,15 +388,14 @@ def test_replaying_many_messages_survives_a_change_of_leader_in_the_middle(shop:
     shop.wait_dead(3 * each)
     shop.master("m2")
     until.touch()
-    replay = shop.start("dead", "replay", "--all", "--yes")
+    replay = shop.start("replay", "dead", "replay", "--all", "--yes")
     wait_until(
         lambda: shop.redis.hget(shop.keys.counts, "replayed"), description="the first order to be done", timeout_s=90
     )
     first.kill_main()
-    _, errors = replay.communicate(timeout=60)
-    if replay.returncode:
+    if replay.wait():
         # The answer may be lost with the leader that carried the order out. Then the order is given again.
-        assert "before it could answer" in errors
+        assert "before it could answer" in replay.logs()
         shop.bridge("dead", "replay", "--all", "--yes")
     for ticket in "ABC":
         shop.wait_log(ticket, list(range(each)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 from celery import Celery
 
 import bridge
+from bridge.app.finding import load_app
 from bridge.app.joining import store_layout
 from bridge.master.process import Master
 from bridge.operate import repartitioning
@@ -25,10 +26,12 @@ from bridge.routing.layouts import check_layouts, find_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import next_layout
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.node import Node, NodeYard, broker_environment
+from bridge.testing.nodes.process import python_module
 from bridge.testing.waiting import wait_until
 from bridge.worker.main.server_check import check_lane_server
 from tests.chaos.run import default_seed
+from tests.commands import command_line
 from tests.integration.lanes import APP, LaneUnderTest
 from tests.integration.servers import run_command
 from tests.keycheck import check_keys
@@ -53,6 +56,7 @@ class Splitting:
         bridge.install(app)
         self.task: Any = app.task(bind=True, name="counter.append", lazy=False, shared=False)(append)
         self.pushed = 0
+        self.started = 0
 
     @property
     def layout(self) -> Layout:
@@ -86,16 +90,15 @@ class Splitting:
             stop.set()
             thread.join()
 
-    def command(self, *arguments: object) -> subprocess.Popen[str]:
-        return self.start("stream", *arguments)
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Starts a command."""
-        env = {**broker_environment(self.server.url), **self.lane.env, "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"}
-        return subprocess.Popen(
-            [sys.executable, "-m", "bridge", "-A", APP, *map(str, arguments)],
-            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+    def command(self, *arguments: object) -> Node:
+        """Starts a command on the stream."""
+        self.started += 1
+        return self.lane.nodes.process(
+            f"command-{self.started}",
+            python_module("bridge", "-A", APP, "stream", *map(str, arguments)),
+            env={**broker_environment(self.server.url), **self.lane.env},
+            wait=False,
+        )
 
     def repartition(self, count: int, *more: object, code: int = 0) -> str:
         done = self.run("stream", "repartition", count, *more, code=code)
@@ -108,7 +111,10 @@ class Splitting:
         return done
 
     def handled(self) -> list[int]:
-        return [self.redis.llen(f"log:T{t}") for t in range(TICKETS)]
+        with self.redis.pipeline(transaction=False) as pipe:
+            for ticket in range(TICKETS):
+                pipe.llen(f"log:T{ticket}")
+            return [int(count) for count in pipe.execute()]
 
     def wait_handled(self, count: int) -> None:
         """Waits until so many messages of each ticket are handled."""
@@ -137,13 +143,14 @@ def splitting(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Sp
     return Splitting(nodes, own_server, tmp_path)
 
 
-def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting) -> None:
+@pytest.mark.parametrize("counts", [(3, 1), pytest.param((4, 6, 1), marks=pytest.mark.long)], ids=str)
+def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting, counts: tuple[int, ...]) -> None:
     lane = splitting.lane
     worker = lane.worker("w1", wait=False)
     lane.worker("w2", wait=False)
     lane.master("m1", wait=False)
     pid = worker.pid
-    for count in (4, 6, 1):
+    for count in counts:
         # The old partitions have messages of every ticket when the layout changes.
         splitting.push(4, ms=150)
         with splitting.pushing(ms=1):
@@ -152,7 +159,7 @@ def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting) -> 
         splitting.push(1)
         assert splitting.layout.older is splitting.layout.leaving is None
         assert splitting.streams() == tuple(f"{STREAM}:g{splitting.layout.generation}:p{n}" for n in range(count))
-    assert splitting.layout.generation == 3
+    assert splitting.layout.generation == len(counts)
     assert worker.pid == pid
     splitting.check()
 
@@ -194,18 +201,21 @@ def test_the_command_may_be_killed_anywhere_and_run_again(splitting: Splitting) 
     with splitting.pushing(ms=1):
         killed = 0
         while True:
-            process = splitting.command("repartition", 3)
-            try:
-                out, error = process.communicate(timeout=dice.uniform(0.5, 4) if killed < 6 else 60)
+            command = splitting.command("repartition", 3)
+            until = time.monotonic() + (dice.uniform(0.2, 4) if killed < 6 else 60)
+            wait_until(
+                lambda command=command, until=until: not command.running or time.monotonic() > until,  # type: ignore[misc]
+                description="the command to end, or its time to be over",
+                timeout_s=90,
+            )
+            if not command.running:
                 break
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-                killed += 1
+            command.kill_main()
+            killed += 1
             if killed == 2:
                 # And a master with it, whatever it led.
                 lane.nodes.masters()[0].vanish()
-        assert process.returncode == 0, out + error
+        assert command.exit_code == 0, command.logs()
     print(f"the command was killed {killed} times")
     assert splitting.layout.shape == ((3, 1), None, None)
     splitting.check()
@@ -257,42 +267,41 @@ def test_a_group_that_no_app_here_knows_has_the_new_partitions_from_their_first_
 def test_the_command_waits_while_the_layout_is_lost(splitting: Splitting) -> None:
     splitting.redis.xgroup_create(STREAM, "strangers", "0", mkstream=True)
     splitting.redis.xadd(STREAM, {"ticket_id": "T"})
-    process = splitting.command("repartition", 2)
-    assert process.stdout is not None
-    process.stdout.readline()
+    command = splitting.command("repartition", 2)
+    command.wait_for_log("\n", timeout=60)
     text = splitting.redis.get(layout_key(STREAM))
     # FLUSHALL while it waits, and a master that stores the layout again
     splitting.redis.flushall()
-    while "is lost" not in (line := process.stdout.readline()):
-        assert line, process.communicate()[1]
+    command.wait_for_log("is lost", timeout=60)
     splitting.redis.set(layout_key(STREAM), text)
-    out, error = process.communicate(timeout=30)
-    assert process.returncode == 0, out + error
+    assert command.wait() == 0, command.logs()
     assert splitting.layout.shape == ((2, 1), None, None)
     # And what has the number already changes nothing
     assert splitting.repartition(2) == f"{STREAM} has 2 partitions\nset bridge_partitions = 2 in this app\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "error"),
-    [
-        (0, 2, "0 is not in the range 1<=x<=4096"),
-        (4097, 2, "4097 is not in the range"),
-        (-1, 2, "-1"),
-        ("many", 2, "'many' is not a valid integer"),
-        (128, 1, "more than 64 new ones would follow an old one"),
-    ],
-    ids=["none", "too many", "negative", "no number", "a large step"],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(splitting: Splitting, given: object, code: int, error: str) -> None:
-    splitting.push(1)
-    before = sorted(splitting.redis.keys())
-    process = splitting.command("repartition", given)
-    out, said = process.communicate(timeout=30)
-    assert process.returncode == code, out + said
-    assert error in said.splitlines()[-1]
-    assert not out
-    assert sorted(splitting.redis.keys()) == before
+#: What is refused -> the exit code, and the end of what is said.
+REFUSED = {
+    "0": (2, "0 is not in the range 1<=x<=4096"),
+    "4097": (2, "4097 is not in the range"),
+    "-1": (2, "-1"),
+    "many": (2, "'many' is not a valid integer"),
+    "128": (1, "more than 64 new ones would follow an old one"),
+}
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(
+    valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with command_line(tmp_path, monkeypatch, valkey.url) as shell, valkey.client() as redis:
+        load_app(shell.app).tasks["shop.update"].push("T", {"n": 0})
+        before = sorted(redis.keys())
+        for given, (code, error) in REFUSED.items():
+            said = shell("stream", "repartition", given)
+            assert said.exit_code == code, said.output
+            assert error in said.stderr.splitlines()[-1]
+            assert not said.stdout
+            assert sorted(redis.keys()) == before
 
 
 def test_versions_and_a_repartition_exclude_each_other(splitting: Splitting) -> None:

@@ -30,9 +30,8 @@ def test_to_sixty_four_partitions_and_back_in_steps(splitting: Splitting) -> Non
     splitting.push(2, ms=20)
     for count in (64, 4, 1):
         with splitting.pushing(ms=1):
-            process = splitting.command("repartition", count)
-            out, error = process.communicate(timeout=180)
-            assert process.returncode == 0, out + error
+            command = splitting.command("repartition", count)
+            assert command.wait(timeout_s=180) == 0, command.logs()
         splitting.push(1)
     assert splitting.repartition(1).startswith(f"{STREAM} has 1 partition\n")
     splitting.check()
@@ -44,7 +43,7 @@ def test_a_lane_beyond_its_lag_skips_in_old_and_new_partitions_and_keeps_the_ord
     lane.master("m1", wait=False)
     wait_until(lambda: splitting.redis.exists(LaneKeys(STREAM, GROUP).leader), description="a leader")
     splitting.push(10)
-    process = splitting.command("repartition", 2)
+    command = splitting.command("repartition", 2)
     wait_until(lambda: splitting.layout.generation == 1, description="the new layout")
     splitting.push(10)
     keys = [LaneKeys(one, GROUP) for one in (STREAM, *splitting.streams())]
@@ -54,8 +53,7 @@ def test_a_lane_beyond_its_lag_skips_in_old_and_new_partitions_and_keeps_the_ord
         timeout_s=90,
     )
     lane.worker("w1", wait=False)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, out + error
+    assert command.wait() == 0, command.logs()
     splitting.push(1)
     # Each message of the new partitions was handled or skipped, and the newest of all was handled
     wait_until(lambda: counted(splitting, keys[1:]) == 11 * TICKETS, description="the end", timeout_s=90)
@@ -79,7 +77,7 @@ def test_a_worker_that_is_stopped_while_it_starts_again_stays_stopped_and_loses_
     worker = lane.worker("w1")
     lane.master("m1")
     splitting.push(2, ms=50)
-    process = splitting.command("repartition", 2)
+    command = splitting.command("repartition", 2)
     worker.wait_for_log("starting again, when the running tasks have ended")
     if in_next_life:
         wait_until(lambda: worker.logs().count("[queues]") > 1, description="its next life")
@@ -87,8 +85,7 @@ def test_a_worker_that_is_stopped_while_it_starts_again_stays_stopped_and_loses_
     assert not worker.running
     splitting.push(1)
     lane.worker("w2", wait=False)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, out + error
+    assert command.wait() == 0, command.logs()
     splitting.check()
 
 
@@ -108,7 +105,7 @@ def test_a_worker_starts_again_though_the_server_is_away_when_its_last_task_ends
     # Whether Celery ends it, or the bridge does it first: nobody asked the worker to stop
     wait_until(lambda: "waiting for it" in worker.logs().rpartition("[queues]")[2], description="its next life")
     (server.resume if away == "frozen" else server.start)()
-    command.communicate(timeout=60)
+    command.wait()
     splitting.repartition(2)
     splitting.task.push("T0", {"n": 1})
     wait_until(lambda: lane.log("T0") == [0, 1], description="the messages to be done")
@@ -124,28 +121,27 @@ def test_a_version_that_was_dropped_and_is_not_retired_is_no_reason_to_lose_orde
     assert splitting.streams() == (STREAM,)
 
 
-@pytest.mark.parametrize("hold", [False, True], ids=["overtaken", "holding"])
-def test_a_delayed_message_in_an_old_partition_comes_when_it_is_due(splitting: Splitting, hold: bool) -> None:
+def test_delayed_messages_in_an_old_partition_come_when_they_are_due(splitting: Splitting) -> None:
     lane = splitting.lane
     lane.worker("w1", wait=False)
     lane.master("m1", wait=False)
     splitting.push(1)
     splitting.wait_handled(1)
-    delayed = splitting.task.push("T1", {"n": 1}, delay=3600, hold=hold)
-    process = splitting.command("repartition", 2)
+    overtaken = splitting.task.push("T1", {"n": 1}, delay=3600)
+    holding = splitting.task.push("T3", {"n": 1}, delay=3600, hold=True)
+    command = splitting.command("repartition", 2)
     wait_until(lambda: splitting.layout.generation == 1, description="the new layout")
-    # One of its ticket in a new partition, and of another ticket there
-    splitting.task.push("T1", {"n": 2})
-    splitting.task.push("T2", {"n": 1})
+    # One of each of these tickets in a new partition, and of another ticket there
+    for ticket, n in (("T1", 2), ("T3", 2), ("T2", 1)):
+        splitting.task.push(ticket, {"n": n})
     wait_until(lambda: splitting.redis.llen("log:T2") == 2, description="another ticket", timeout_s=90)
-    if not hold:
-        wait_until(lambda: splitting.redis.llen("log:T1") == 2, description="the one that overtakes", timeout_s=90)
+    wait_until(lambda: splitting.redis.llen("log:T1") == 2, description="the one that overtakes", timeout_s=90)
+    assert lane.log("T3") == [0]
     # The command waits for the old partition, and says so
-    assert process.stdout is not None
-    assert any(f"{STREAM} has messages of group {GROUP} that are not done" in line for line in process.stdout)
-    assert "made due 1 delayed message" in splitting.run("delayed", "now", delayed).stdout
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, out + error
-    wait_until(lambda: splitting.redis.llen("log:T1") == 3, description="all of the ticket", timeout_s=90)
-    log = [int(one) for one in splitting.redis.lrange("log:T1", 0, -1)]
-    assert log == ([0, 1, 2] if hold else [0, 2, 1])
+    command.wait_for_log(f"{STREAM} has messages of group {GROUP} that are not done", timeout=60)
+    assert "made due 1 delayed message" in splitting.run("delayed", "now", overtaken).stdout
+    assert "made due 1 delayed message" in splitting.run("delayed", "now", holding).stdout
+    assert command.wait() == 0, command.logs()
+    for ticket, log in (("T1", [0, 2, 1]), ("T3", [0, 1, 2])):
+        wait_until(lambda t=ticket: len(lane.log(t)) == 3, description=f"all of {ticket}", timeout_s=90)  # type: ignore[misc]
+        assert lane.log(ticket) == log
