@@ -21,8 +21,8 @@ FROZEN_S = 5
 @pytest.mark.parametrize(
     ("lanes", "lease_s", "masters", "frozen_s"),
     [
-        (1, 1.0, 1, FROZEN_S),
-        (4, 1.0, 1, FROZEN_S),
+        pytest.param(1, 1.0, 1, FROZEN_S, marks=pytest.mark.long),
+        pytest.param(4, 1.0, 1, FROZEN_S, marks=pytest.mark.long),
         (4, 2.0, 2, FROZEN_S),
         # So many that lanes at rest sleep.
         (14, 1.0, 1, FROZEN_S),

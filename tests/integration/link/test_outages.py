@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,10 @@ class Load:
         self.lane = lane
         self.tickets = tickets
         self.each = each
+        #: The messages of each ticket so far.
+        self.pushed = 0
+        #: Whether the last outage was survived.
+        self.sound = True
         self.masters: list[MasterNode] = [lane.master("m1"), lane.master("m2", wait=False)]
         self.worker: WorkerNode = lane.worker("w1")
         lane.wait_consumers(1)
@@ -47,18 +51,35 @@ class Load:
 
     def begin(self, share: int = 4) -> None:
         """Pushes the load and waits until a part of it is done."""
-        self.lane.push_many(self.tickets, self.each, ms=TASK_MS)
         wait_until(
-            lambda: self.lane.count("done") > self.total // share, description="a part of the load", timeout_s=90
+            lambda: not any(is_away(log_of(master)) for master in self.masters), description="an earlier outage to end"
+        )
+        self.sound = False
+        self.before = self.lane.count("done")
+        self.since = {master: len(log_of(master)) for master in self.masters}
+        self.push(self.each, ms=TASK_MS)
+        self.wait_part(share)
+
+    def push(self, each: int, *, ms: float = 0) -> None:
+        """Pushes the next messages of each ticket."""
+        self.lane.push_many(self.tickets, each, ms=ms, first=self.pushed)
+        self.pushed += each
+
+    def wait_part(self, share: int) -> None:
+        wait_until(
+            lambda: self.lane.count("done") > self.before + self.total // share,
+            description="a part of the load",
+            timeout_s=90,
         )
 
     def finish(self) -> None:
         """Waits for the rest, and checks everything."""
-        self.lane.wait_done(self.total, timeout_s=90)
-        self.lane.assert_logs(self.tickets, self.each)
+        self.lane.wait_done(self.before + self.total, timeout_s=90)
+        self.lane.assert_logs(self.tickets, self.pushed)
         self.lane.assert_no_overlap()
         self.lane.assert_at_rest()
         assert self.lane.dead_letters() == []
+        self.sound = True
 
     def assert_nobody_was_judged(self) -> None:
         assert self.lane.count("rerouted") == 0
@@ -92,7 +113,7 @@ class Load:
                 lambda master=master: not is_away(log_of(master)),  # type: ignore[misc]
                 description=f"{master.name()} to say that the server is back",
             )
-            log = log_of(master)
+            log = log_of(master)[self.since[master] :]
             assert "Traceback" not in log
             assert " ERROR" not in log
 
@@ -116,12 +137,35 @@ def make_lane(yard: NodeYard, server: EmbeddedServer, folder: Path) -> LaneUnder
     return LaneUnderTest(yard, server, folder, COUNTER_LEASE=str(LEASE_S), COUNTER_LEADER_LEASE="2")
 
 
+@pytest.fixture(scope="module")
+def survivor(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Load]]:
+    """The lane that one outage after another strikes: it is there to survive them. If it does not, another one follows
+    it.
+    """
+    with ExitStack() as stack:
+
+        def make() -> Load:
+            folder = tmp_path_factory.mktemp("outages")
+            server = stack.enter_context(EmbeddedServer(binary=valkey_binary, data_dir=folder / "server", fsync="no"))
+            yard = stack.enter_context(closing(ProcessYard(folder, server.url)))
+            return Load(make_lane(yard, server, folder))
+
+        made: list[Load] = []
+
+        def last() -> Load:
+            if not made or not made[-1].sound:
+                made.append(make())
+            return made[-1]
+
+        yield last
+
+
 @pytest.fixture
-def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    return make_lane(nodes, own_server, tmp_path)
+def load(survivor: Callable[[], Load]) -> Load:
+    return survivor()
 
 
-@pytest.fixture(params=["always", pytest.param("everysec", marks=pytest.mark.long)])
+@pytest.fixture(params=["always", "everysec"])
 def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path: Path) -> Iterator[LaneUnderTest]:
     folder = tmp_path / "server"
     server = EmbeddedServer(binary=valkey_binary, data_dir=folder, fsync=request.param)
@@ -130,15 +174,20 @@ def lane_with_file(request: pytest.FixtureRequest, valkey_binary: Path, tmp_path
 
 
 @pytest.fixture(params=OF_EACH_SERVER)
-def lane_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LaneUnderTest]:
+def load_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Load]:
+    if request.param == "valkey":
+        yield request.getfixturevalue("load")
+        return
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with closing(ProcessYard(tmp_path, server.url)) as yard:
-        yield make_lane(yard, server, tmp_path)
+        yield Load(make_lane(yard, server, tmp_path))
     with server.client() as one:
         one.config_set("maxmemory", "0")
         one.execute_command("REPLICAOF", "NO", "ONE")
 
 
+# A restart is also what happens before a server takes long to load (below).
+@pytest.mark.long
 def test_a_restart_is_waited_out(lane_with_file: LaneUnderTest) -> None:
     load = Load(lane_with_file)
     load.begin()
@@ -163,36 +212,30 @@ def test_an_outage_longer_than_the_lease_costs_no_message(
     assert load.registered().keys() == load.incarnations.keys()
 
 
-def test_reset_connections_are_opened_again(lane: LaneUnderTest) -> None:
-    load = Load(lane)
+def test_reset_connections_are_opened_again(load: Load) -> None:
     load.begin(share=8)
     for part in (6, 4, 2):
-        wait_until(
-            lambda part=part: lane.count("done") > load.total // part,  # type: ignore[misc]
-            description="some more to be done",
-        )
+        load.wait_part(part)
         for kind in ("normal", "pubsub"):
-            lane.redis.client_kill_filter(_type=kind, skipme=True)
+            load.lane.redis.client_kill_filter(_type=kind, skipme=True)
     load.finish()
     load.assert_nobody_was_judged()
 
 
-def test_a_server_that_stops_answering_for_a_while_is_waited_out(lane: LaneUnderTest) -> None:
-    load = Load(lane)
+def test_a_server_that_stops_answering_for_a_while_is_waited_out(load: Load) -> None:
     load.begin()
-    lane.redis.client_pause(1500, all=True)
+    load.lane.redis.client_pause(1500, all=True)
     load.finish()
     load.assert_nobody_was_judged()
 
 
-def test_a_frozen_server_is_waited_out(lane: LaneUnderTest) -> None:
-    load = Load(lane)
+def test_a_frozen_server_is_waited_out(load: Load) -> None:
     load.begin()
-    lane.server.pause()
+    load.lane.server.pause()
     try:
         holds_for(lambda: load.worker.running, description="the worker waits", duration_s=4)
     finally:
-        lane.server.resume()
+        load.lane.server.resume()
     load.finish()
     load.assert_nobody_was_judged()
 
@@ -215,9 +258,8 @@ def test_a_slow_server_only_slows_the_lane_down(own_server: EmbeddedServer, tmp_
         assert proxy.accepted > 10
 
 
-def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: LaneUnderTest) -> None:
-    lane = lane_of_each
-    load = Load(lane)
+def test_a_full_server_refuses_producers_only_and_the_lane_drains(load_of_each: Load) -> None:
+    load, lane = load_of_each, load_of_each.lane
     load.begin()
     # Effects are written with their outcome. These outcomes are written alone.
     for n in range(100):
@@ -228,7 +270,7 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
     # All messages that are in the stream are done while there is no room.
-    lane.wait_done(load.total + 101, timeout_s=90)
+    lane.wait_done(load.before + load.total + 101, timeout_s=90)
     with pytest.raises(redis.exceptions.OutOfMemoryError):
         lane.push("T0", {"n": 0})
     assert lane.log("F") == [0]
@@ -236,14 +278,13 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(lane_of_each: 
     load.assert_nobody_was_judged()
 
     lane.redis.config_set("maxmemory", "0")
-    lane.push_many(load.tickets, 10, first=load.each)
-    lane.wait_done(load.total + 101 + 10 * load.tickets)
-    lane.assert_logs(load.tickets, load.each + 10)
+    load.push(10)
+    lane.wait_done(load.before + load.total + 101 + 10 * load.tickets)
+    lane.assert_logs(load.tickets, load.pushed)
 
 
-def test_a_server_that_became_a_replica_is_waited_out(lane_of_each: LaneUnderTest) -> None:
-    lane = lane_of_each
-    load = Load(lane)
+def test_a_server_that_became_a_replica_is_waited_out(load_of_each: Load) -> None:
+    load, lane = load_of_each, load_of_each.lane
     load.begin()
     # A replica of a primary that does not exist: it answers reads, and keeps its data.
     # A standby only asks who leads, which a replica answers.
@@ -256,9 +297,8 @@ def test_a_server_that_became_a_replica_is_waited_out(lane_of_each: LaneUnderTes
     load.assert_back()
 
 
-def test_a_disk_that_refuses_snapshots_is_waited_out(lane_of_each: LaneUnderTest) -> None:
-    lane = lane_of_each
-    load = Load(lane)
+def test_a_disk_that_refuses_snapshots_is_waited_out(load_of_each: Load) -> None:
+    load, lane = load_of_each, load_of_each.lane
     load.begin()
     in_the_way = lane.server.data_dir / "dump.rdb"
     in_the_way.mkdir()
@@ -282,7 +322,7 @@ def test_a_server_that_takes_long_to_load_is_waited_out(valkey_binary: Path, tmp
         load = Load(make_lane(yard, server, tmp_path))
         load.begin()
         with load.away(server.stop):
-            pass
+            holds_for(lambda: load.worker.running, description="the worker waits", duration_s=1.5)
         # From now on each entry of the file takes longer to load, and the server answers LOADING meanwhile.
         slow = EmbeddedServer(
             port=server.port,
