@@ -146,7 +146,10 @@ def test_threads_that_are_cut_off_by_force_are_charged_nothing(lane: LaneUnderTe
     go_on_elsewhere(lane, messages)
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+# The others of these pools, cut off in the same way, are cells of `test_going_down.py` in each run.
+@pytest.mark.parametrize(
+    "pool", ["threads", pytest.param("gevent", marks=pytest.mark.long), pytest.param("solo", marks=pytest.mark.long)]
+)
 def test_pools_within_one_process_lose_nothing(lane: LaneUnderTest, pool: str) -> None:
     worker, messages, _ = holding(lane, f"--pool={pool}", "--concurrency=1")
     worker.send(signal.SIGQUIT)

@@ -29,8 +29,8 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
-def worker_of(lane: LaneUnderTest, name: str, pool: str, *, wait: bool = True) -> WorkerNode:
-    return lane.worker(name, "--concurrency=3", f"--pool={pool}", wait=wait)
+def worker_of(lane: LaneUnderTest, name: str, pool: str) -> WorkerNode:
+    return lane.worker(name, "--concurrency=3", f"--pool={pool}")
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
@@ -38,40 +38,51 @@ def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
     return str(json.loads(found)["incarnation"]) if found else ""
 
 
-def test_order_and_retries(lane: LaneUnderTest, pool: str) -> None:
+def test_order_and_retries_stay_over_a_killed_worker_and_a_lost_lease(lane: LaneUnderTest, pool: str) -> None:
     lane.master("m1")
-    worker = worker_of(lane, "w1", pool)
+    victim = worker_of(lane, "w1", pool)
     lane.wait_consumers(1)
     lane.push_many(TICKETS, EACH, ms=2)
     for n in range(5):
         lane.push("flaky", {"n": n, "until": 2 if n % 2 else 1}, "counter.flaky")
-    lane.wait_done(TICKETS * EACH + 5)
+    done = TICKETS * EACH + 5
+    lane.wait_done(done)
     lane.assert_logs(TICKETS, EACH)
     assert lane.log("flaky") == [0, 1, 2, 3, 4]
     assert lane.count("failed") == 2
     lane.assert_no_overlap()
     lane.assert_at_rest()
     # And a worker whose pool cannot kill tasks says so once
-    assert worker.logs().count(CANNOT_KILL) == (0 if pool == "prefork" else 1)
+    assert victim.logs().count(CANNOT_KILL) == (0 if pool == "prefork" else 1)
 
+    # Killed, its tickets go on elsewhere in order
+    worker = worker_of(lane, "w2", pool)
+    lane.wait_consumers(2)
+    lane.push_many(TICKETS, EACH, ms=15, first=EACH)
+    wait_until(lambda: lane.count("done") > done + 40, description="the workers to work")
+    victim.kill_main()
+    done += TICKETS * EACH
+    lane.wait_done(done)
+    lane.assert_logs(TICKETS, 2 * EACH)
+    lane.assert_no_overlap()
+    lane.assert_at_rest()
 
-def test_a_lost_lease_makes_a_new_incarnation_and_the_work_goes_on(lane: LaneUnderTest, pool: str) -> None:
-    lane.master("m1")
-    worker = worker_of(lane, "w1", pool)
-    lane.wait_consumers(1)
+    # A lost lease makes a new incarnation, and the work goes on
     before = incarnation_of(lane, worker)
-    lane.push_many(TICKETS, EACH, ms=15)
-    wait_until(lambda: lane.count("done") > 20, description="the worker to work")
-
+    lane.push_many(TICKETS, EACH, ms=15, first=2 * EACH)
+    wait_until(lambda: lane.count("done") > done + 20, description="the worker to work")
     lane.redis.delete(lane.keys.lease(before))
-
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
-    lane.wait_done(TICKETS * EACH)
+    lane.wait_done(done + TICKETS * EACH)
     # The message that ran when the lease was lost may have run on. Its effects were applied first, or not at all
-    lane.assert_logs(TICKETS, EACH)
+    lane.assert_logs(TICKETS, 3 * EACH)
     lane.assert_at_rest()
 
 
+# The other pools, asked in the same way, are cells of `test_going_down.py` in each run.
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.long) for pool in ("solo", "threads", "gevent"))]
+)
 def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: LaneUnderTest, pool: str) -> None:
     lane.master("m1")
     going = worker_of(lane, "w1", pool)
@@ -93,23 +104,6 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_has_not_begun(lane: L
         lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname()],
         description="the one that went to be forgotten",
     )
-
-
-def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest, pool: str) -> None:
-    lane.master("m1")
-    victim = worker_of(lane, "w1", pool, wait=False)
-    worker_of(lane, "w2", pool)
-    victim.wait_ready()
-    lane.wait_consumers(2)
-    lane.push_many(TICKETS, EACH, ms=15)
-    wait_until(lambda: lane.count("done") > 40, description="the workers to work")
-
-    victim.kill_main()
-
-    lane.wait_done(TICKETS * EACH)
-    lane.assert_logs(TICKETS, EACH)
-    lane.assert_no_overlap()
-    lane.assert_at_rest()
 
 
 def test_a_crash_in_a_bundle_is_charged_also_in_a_pool_that_derives_from_celerys(lane: LaneUnderTest) -> None:

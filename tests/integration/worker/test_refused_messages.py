@@ -74,9 +74,25 @@ def drawn(seed: int, tickets: int, each: int) -> dict[str, list[list[str]]]:
     }
 
 
-@pytest.mark.parametrize("bundle_ms", ["10", "0"], ids=["bundles", "plain"])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
+#: In each run, each of these pools, and each way of a message, once.
+OFTEN = {(1, "prefork", "10"), (1, "threads", "0")}
+
+
+@pytest.mark.parametrize(
+    ("seed", "pool", "bundle_ms"),
+    [
+        pytest.param(
+            seed,
+            pool,
+            ms,
+            id=f"{seed}-{pool}-{'bundles' if ms == '10' else 'plain'}",
+            marks=() if (seed, pool, ms) in OFTEN else pytest.mark.long,
+        )
+        for seed in range(1, 8)
+        for pool in ("prefork", "threads")
+        for ms in ("10", "0")
+    ],
+)
 def test_any_sequence_of_ends_keeps_order_and_attempts(
     seed: int, pool: str, bundle_ms: str, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -56,7 +56,9 @@ def tell(lane: LaneUnderTest, worker: WorkerNode, command: str, **arguments: int
 
 
 @pytest.mark.parametrize("pool", GROWING)
-def test_slots_follow_the_pool(lane: LaneUnderTest, pool: str) -> None:
+def test_slots_follow_the_pool_and_one_that_is_shrunk_to_nothing_delays_no_ticket(
+    lane: LaneUnderTest, pool: str
+) -> None:
     master = lane.master("m1")
     worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
     lane.wait_consumers(1)
@@ -76,7 +78,22 @@ def test_slots_follow_the_pool(lane: LaneUnderTest, pool: str) -> None:
     holds_for(lambda: held(lane, "b") == 1, description="one to run alone", duration_s=0.5)
     open_gate(lane, "b", 6)
     assert [lane.log(f"{gate}{ticket}") for gate in "ab" for ticket in range(3)] == [[0]] * 6
+
+    tell(lane, worker, "pool_shrink", n=1)
+    for n in range(3):
+        lane.push("A", {"n": n})
+    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that its pool is empty")
+
+    other = lane.worker("w2", "--concurrency=1")
+    lane.wait_done(9)
+
+    assert lane.log("A") == [0, 1, 2]
     assert lane.count("failed") == 0
+    other.terminate()
+    tell(lane, worker, "pool_grow", n=1)
+    lane.push("A", {"n": 3})
+    lane.wait_done(10)
+    lane.assert_at_rest()
     # The incarnation is still the same
     assert worker.logs().count("registered as") == 1
 
@@ -99,66 +116,45 @@ def test_autoscale_gets_what_its_largest_pool_takes(lane: LaneUnderTest) -> None
     assert lane.count("failed") == 0
 
 
-@pytest.mark.parametrize("pool", GROWING)
-def test_a_pool_that_is_shrunk_to_nothing_delays_no_ticket(lane: LaneUnderTest, pool: str) -> None:
-    master = lane.master("m1")
-    worker = lane.worker("w1", f"--pool={pool}", "--concurrency=1")
-    lane.wait_consumers(1)
-    lane.wait_known(master, worker)
-    tell(lane, worker, "pool_shrink", n=1)
-    for n in range(3):
-        lane.push("A", {"n": n})
-    wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that its pool is empty")
-
-    other = lane.worker("w2", "--concurrency=1")
-    lane.wait_done(3)
-
-    assert lane.log("A") == [0, 1, 2]
-    assert lane.count("failed") == 0
-    other.terminate()
-    tell(lane, worker, "pool_grow", n=1)
-    lane.push("A", {"n": 3})
-    lane.wait_done(4)
-    lane.assert_at_rest()
-
-
 def pool_processes(worker: WorkerNode) -> list[psutil.Process]:
     """The processes of the worker's pool: the forks of its main process."""
     main = psutil.Process(worker.pid)
     return [child for child in main.children() if child.cmdline() == main.cmdline()]
 
 
-@pytest.mark.parametrize("started", ["first", "later"])
-def test_a_pool_whose_processes_hang_at_their_start_delays_no_ticket(lane: LaneUnderTest, started: str) -> None:
+def test_a_pool_whose_processes_hang_at_their_start_delays_no_ticket(lane: LaneUnderTest) -> None:
     # Of the processes that hang, Celery ends those that it started later, and starts the next ones.
     lane.env["COUNTER_CONF"] = json.dumps({"worker_proc_alive_timeout": 1})
     hang = lane.ledger / "hang"
     master = lane.master("m1")
-    if started == "first":
-        hang.touch()
+    hang.touch()
     worker = lane.worker("w1", "--concurrency=2")
     lane.wait_consumers(1)
     lane.wait_known(master, worker)
-    if started == "later":
-        lane.push("A", {"n": -1})
-        lane.wait_done(1)
-        hang.touch()
-        for process in pool_processes(worker):
-            process.kill()
-    done = lane.count("done")
-    for n in range(3):
+    goes_on_elsewhere(lane, worker, "w2", 0)
+    # The same with processes that replace others
+    since = len(worker.logs())
+    hang.touch()
+    for process in pool_processes(worker):
+        process.kill()
+    goes_on_elsewhere(lane, worker, "w3", 4)
+    assert "2 of 2 pool processes" in worker.logs()[since:]
+    lane.assert_at_rest()
+
+
+def goes_on_elsewhere(lane: LaneUnderTest, worker: WorkerNode, other_name: str, first: int) -> None:
+    """A ticket goes on at another worker while the processes of this one hang, and here when they do not."""
+    for n in range(first, first + 3):
         lane.push("A", {"n": n})
-
     wait_until(lambda: slots(lane, worker) == 0, description="the worker to tell that no process starts", timeout_s=90)
-    other = lane.worker("w2", "--concurrency=1", COUNTER_LEDGER=str(lane.ledger / ".."))
-    lane.wait_done(done + 3)
+    other = lane.worker(other_name, "--concurrency=1", COUNTER_LEDGER=str(lane.ledger / ".."))
+    lane.wait_done(first + 3)
 
-    assert lane.log("A")[-3:] == [0, 1, 2]
+    assert lane.log("A") == list(range(first + 3))
     assert lane.count("failed") == 0
     assert "2 of 2 pool processes" in worker.logs()
     other.terminate()
-    hang.unlink()
+    (lane.ledger / "hang").unlink()
     wait_until(lambda: slots(lane, worker) == 2, description="the worker to tell that its pool started", timeout_s=90)
-    lane.push("A", {"n": 3})
-    lane.wait_done(done + 4)
-    lane.assert_at_rest()
+    lane.push("A", {"n": first + 3})
+    lane.wait_done(first + 4)
