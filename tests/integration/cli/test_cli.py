@@ -20,7 +20,7 @@ from redis import Redis
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes import preloaded
-from bridge.testing.nodes.node import NodeYard, broker_environment
+from bridge.testing.nodes.node import Node, NodeYard, broker_environment
 from bridge.testing.nodes.process import python_module
 from bridge.testing.waiting import wait_until
 from tests.commands import letter
@@ -69,6 +69,11 @@ class Shell:
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.bridge(*arguments, "--json").stdout)
+
+    def watch(self, nodes: NodeYard, *arguments: str) -> Node:
+        """Starts to watch the status."""
+        command = python_module("bridge", "-A", "shop", "status", "--watch", "--interval", "0.1", *arguments)
+        return nodes.process("watch", command, cwd=self.folder, env={**self.env, "PYTHONPATH": ""}, wait=False)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -173,30 +178,29 @@ def test_the_commands_work_as_a_plugin_of_celery(shell: Shell, redis: Redis) -> 
 
 
 @pytest.mark.slow
-def test_watching_outlives_the_server_and_ends_with_ctrl_c(shell: Shell, own_server: EmbeddedServer) -> None:
-    watch = shell.start("status", "--watch", "--interval", "0.1")
-    assert watch.stdout is not None
-    assert "no leader" in watch.stdout.readline()
+def test_watching_outlives_the_server_and_ends_with_ctrl_c(
+    shell: Shell, nodes: NodeYard, own_server: EmbeddedServer
+) -> None:
+    watch = shell.watch(nodes)
+    watch.wait_for_log("no leader")
     own_server.kill()
-    while "lost Redis" not in watch.stdout.readline():
-        assert watch.poll() is None
+    watch.wait_for_log("lost Redis")
     own_server.start()
-    while "no leader" not in watch.stdout.readline():
-        assert watch.poll() is None
-    watch.send_signal(signal.SIGINT)
-    rest, errors = watch.communicate(timeout=60)
-    assert watch.returncode == 0
-    assert "Traceback" not in rest + errors
+    wait_until(
+        lambda: "no leader" in watch.logs().rpartition("lost Redis")[2], description="it to see the server again"
+    )
+    watch.send(signal.SIGINT)
+    assert watch.wait() == 0
+    assert "Traceback" not in watch.logs()
 
 
 @pytest.mark.slow
-def test_watching_as_json_is_a_line_each_time(shell: Shell) -> None:
-    watch = shell.start("status", "--watch", "--interval", "0.1", "--json")
-    assert watch.stdout is not None
-    looks = [json.loads(watch.stdout.readline()) for _ in range(3)]
-    watch.send_signal(signal.SIGINT)
-    watch.communicate(timeout=60)
-    assert watch.returncode == 0
+def test_watching_as_json_is_a_line_each_time(shell: Shell, nodes: NodeYard) -> None:
+    watch = shell.watch(nodes, "--json")
+    wait_until(lambda: watch.logs().count("\n") > 2, description="three looks")
+    watch.send(signal.SIGINT)
+    assert watch.wait() == 0
+    looks = [json.loads(line) for line in watch.logs().splitlines()[:3]]
     assert all(look["stream"] == "ticket_stream" for look in looks)
 
 

@@ -287,10 +287,13 @@ class TestProcessNodes:
         assert node.logs().count("sleeping") == 2
         assert node.logs(this_life=True).count("sleeping") == 1
 
-    def test_nothing_outlives_a_test_run_that_is_killed(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("forked", [False, pytest.param(True, marks=pytest.mark.long)])
+    def test_nothing_outlives_a_test_run_that_is_killed(self, forked: bool, tmp_path: Path) -> None:
         run = textwrap.dedent(f"""
             from pathlib import Path
+            from bridge.testing.nodes.process import ProcessNode
             from bridge.testing.nodes.yard import ProcessYard
+            ProcessNode.preload = {forked}
             yard = ProcessYard(Path({str(tmp_path)!r}), "redis://127.0.0.1:1/0")
             node = yard.process("parent", {sleeper()!r}, ready_text="sleeping")
             print(*[process.pid for process in node.survivors()], flush=True)
@@ -305,7 +308,13 @@ class TestProcessNodes:
         wait_until(lambda: not any(_is_alive(pid) for pid in pids), description="the orphans of a killed run to end")
 
 
-#: A project with one test, which needs a worker.
+#: A project with one test, which needs a worker. A parent to fork that from would take longer than the worker itself.
+CONFTEST = """
+from bridge.testing.nodes.process import ProcessNode
+
+pytest_plugins = ["bridge.testing.nodes.plugin"]
+ProcessNode.preload = False
+"""
 PROJECT = """
 from pytest_celery.vendors.worker.tasks import add
 
@@ -317,7 +326,7 @@ def test_a_plain_task(celery_setup):
 
 def run_project(folder: Path, *options: str) -> str:
     """What a run of the project's test prints, where the address of the engine is wrong."""
-    (folder / "conftest.py").write_text("pytest_plugins = ['bridge.testing.nodes.plugin']\n")
+    (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_project.py").write_text(PROJECT)
     wrong = "os.environ['DOCKER_HOST'] = 'tcp://127.0.0.1:1'"
     command = pytest_command("-q", "-p", "no:cacheprovider", *options, str(folder), first=wrong)

@@ -302,19 +302,20 @@ def test_a_script_flush_is_not_noticed(server: EmbeddedServer, shop: Any) -> Non
 # -- asyncio -------------------------------------------------------------------------------------------------------
 
 
-def test_a_thousand_at_once_share_a_few_connections(server: EmbeddedServer, shop: Any) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.long)])
+def test_many_at_once_share_a_few_connections(server: EmbeddedServer, shop: Any, count: int) -> None:
     most = 0
 
     async def run() -> list[str]:
         nonlocal most
-        found = await asyncio.gather(*(shop.apush(f"T{n}", n) for n in range(1000)))
+        found = await asyncio.gather(*(shop.apush(f"T{n}", n) for n in range(count)))
         with server.client() as client:
             most = sum(1 for one in client.client_list() if one["cmd"] in ("evalsha", "evalsha|evalsha"))
         return found
 
     ids = in_loop(shop, run)
-    assert len(set(ids)) == 1000
-    assert len(entries(server)) == 1000
+    assert len(set(ids)) == count
+    assert len(entries(server)) == count
     assert 1 <= most <= 10
 
 

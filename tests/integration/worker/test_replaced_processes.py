@@ -16,14 +16,14 @@ from tests.integration.lanes import LaneUnderTest
 MESSAGES = 60
 
 
-def ran(lane: LaneUnderTest, option: str) -> Counter[int]:
+def ran(lane: LaneUnderTest, option: str, messages: int = MESSAGES) -> Counter[int]:
     """Pool process -> the messages that it ran, of a backlog of short tasks, which would go out in bundles."""
     lane.master("m1")
     lane.worker("w1", "--concurrency=2", option)
     lane.wait_consumers(1)
-    for n in range(MESSAGES):
+    for n in range(messages):
         lane.push(f"T{n % 20}", {"n": n // 20})
-    lane.wait_done(MESSAGES)
+    lane.wait_done(messages)
     lane.assert_at_rest()
     lines = [json.loads(line) for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]
     return Counter(pid for kind, *_, pid in lines if kind == "start")
@@ -34,10 +34,12 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS="50")
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_a_pool_process_runs_no_more_messages_than_the_option_says(lane: LaneUnderTest, most: int) -> None:
-    found = ran(lane, f"--max-tasks-per-child={most}")
-    assert found.total() == MESSAGES
+@pytest.mark.parametrize(("most", "messages"), [(1, 25), (3, MESSAGES)])
+def test_a_pool_process_runs_no_more_messages_than_the_option_says(
+    lane: LaneUnderTest, most: int, messages: int
+) -> None:
+    found = ran(lane, f"--max-tasks-per-child={most}", messages)
+    assert found.total() == messages
     assert max(found.values()) <= most
 
 
