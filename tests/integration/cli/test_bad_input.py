@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,11 @@ def test_a_second_worker_of_one_name_stops_and_the_first_goes_on(
             client.xadd(KEYS.stream, {"ticket_id": "A"})
             pushed += 1
             wait_until(all_done, description="the first worker to go on")
+            until = time.monotonic() + 0.2
+            wait_until(
+                lambda until=until: time.monotonic() > until or not second.running,  # type: ignore[misc]
+                description="the time of the next message, or the end of the second worker",
+            )
         assert second.wait() == 1
         assert error_of(second).startswith(f"another worker named {first.hostname()} is running")
         assert client.hgetall(KEYS.consumers) == registered, "the same incarnation"

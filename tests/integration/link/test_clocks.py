@@ -244,7 +244,9 @@ def test_the_lane_works_on_and_charges_no_message_whichever_clock_is_set(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
+@pytest.mark.parametrize(
+    "ahead_s", [pytest.param(HOUR_S, id="ahead"), pytest.param(-HOUR_S, id="behind", marks=pytest.mark.long)]
+)
 def test_a_message_expires_by_the_servers_clock_whatever_time_its_worker_has(
     lane: LaneUnderTest, others: dict[str, SettableClock], ahead_s: float
 ) -> None:

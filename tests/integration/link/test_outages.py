@@ -278,8 +278,8 @@ def test_a_full_server_refuses_producers_only_and_the_lane_drains(load_of_each: 
     load.assert_nobody_was_judged()
 
     lane.redis.config_set("maxmemory", "0")
-    load.push(10)
-    lane.wait_done(load.before + load.total + 101 + 10 * load.tickets)
+    load.push(2)
+    lane.wait_done(load.before + load.total + 101 + 2 * load.tickets)
     lane.assert_logs(load.tickets, load.pushed)
 
 

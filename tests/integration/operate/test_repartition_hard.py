@@ -89,7 +89,7 @@ def test_a_worker_that_is_stopped_while_it_starts_again_stays_stopped_and_loses_
     splitting.check()
 
 
-@pytest.mark.parametrize("away", ["frozen", "stopped"])
+@pytest.mark.parametrize("away", ["frozen", pytest.param("stopped", marks=pytest.mark.long)])
 def test_a_worker_starts_again_though_the_server_is_away_when_its_last_task_ends(
     splitting: Splitting, away: str
 ) -> None:

@@ -19,11 +19,6 @@ EACH = 10
 CANNOT_KILL = "pool cannot end a running task"
 
 
-@pytest.fixture(params=["prefork", "solo", "threads", "gevent"])
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
@@ -38,6 +33,9 @@ def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
     return str(json.loads(found)["incarnation"]) if found else ""
 
 
+# Prefork: its order and retries are in nearly every test, a kill in `test_death_notices.py`, and a lost lease in
+# `test_self_fencing.py`.
+@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.long), "solo", "threads", "gevent"])
 def test_order_and_retries_stay_over_a_killed_worker_and_a_lost_lease(lane: LaneUnderTest, pool: str) -> None:
     lane.master("m1")
     victim = worker_of(lane, "w1", pool)
