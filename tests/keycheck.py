@@ -18,20 +18,21 @@ MUST_EXPIRE = ("leader", "lease:", "held:", "given:", "acknowledged:", "reply:")
 def ownerless(client: Any, lanes: Iterable[LaneKeys], allowed: Iterable[str] = ()) -> list[str]:
     """A line for each key on the server that breaks the rule. ``allowed``: patterns of the test's own keys."""
     problems = []
-    for raw in client.scan_iter(count=1000):
+    listed = list(lanes)
+    ending = tuple(f"{keys.prefix}:{kind}" for keys in listed for kind in MUST_EXPIRE)
+    found = list(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for raw in found:
+            pipe.pttl(raw)
+        left = pipe.execute()
+    for raw, left_ms in zip(found, left, strict=True):
+        # Not -1: it ends by itself, or has ended since the scan.
+        if left_ms != -1:
+            continue
         key = raw.decode(errors="surrogateescape") if isinstance(raw, bytes) else str(raw)
-        left_ms = int(client.pttl(raw))
-        if left_ms == -2:
-            continue  # it expired since the scan
-        expires = left_ms >= 0
-        owner = None
-        must = False
-        for keys in lanes:
-            owner = owner or keys.owner_of(key)
-            must = must or key.startswith(tuple(f"{keys.prefix}:{kind}" for kind in MUST_EXPIRE))
-        if must and not expires:
+        if key.startswith(ending):
             problems.append(f"{key!r} must end by itself, and has no time to live")
-        elif owner is None and not expires and not any(fnmatchcase(key, pattern) for pattern in allowed):
+        elif not any(fnmatchcase(key, one) for one in allowed) and not any(keys.owner_of(key) for keys in listed):
             problems.append(f"{key!r} has neither a time to live nor an owner")
     return problems
 

@@ -339,8 +339,9 @@ def test_a_failover_that_lost_the_last_writes_gives_no_fence_out_again(fresh: Wo
 
 def test_five_thousand_acknowledgements_and_three_thousand_runs_fit_one_batch(fresh: World) -> None:
     # Given 5,000 messages in flight and 3,000 that wait, one of each ticket
-    old = [fresh.push(f"old-{i}")[0] for i in range(5000)]
-    new = [fresh.push(f"new-{i}")[0] for i in range(3000)]
+    with fresh.at_once():
+        old = [fresh.push(f"old-{i}")[0] for i in range(5000)]
+        new = [fresh.push(f"new-{i}")[0] for i in range(3000)]
     fresh.read()
     keys = fresh.keys
     fresh.client.xclaim(keys.stream, keys.group, "w1@a", 0, old, justid=True)

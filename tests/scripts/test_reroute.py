@@ -131,7 +131,8 @@ def test_a_message_that_was_acknowledged_by_hand_comes_again(world: World) -> No
 def test_many_tickets_move_in_one_step(fresh: World) -> None:
     # Given 2,000 tickets of one incarnation, with names that hide nothing
     names = [f"{HOSTILE[i % len(HOSTILE)][:400]}/{i}" for i in range(2000)]
-    ids = [fresh.push(name)[0] for name in names]
+    with fresh.at_once():
+        ids = [fresh.push(name)[0] for name in names]
     fresh.read()
     fresh.client.xclaim(fresh.keys.stream, fresh.keys.group, "w1@a", 0, ids, justid=True)
     held = [records.record(i + 1, records.tail("w1@a", GONE, 1, [ids[i]], 1)) for i in range(2000)]

@@ -36,7 +36,9 @@ THEIR_TOKEN = "3 master@here"
 def batch_of(world: World, *tickets: str, read_to: str = "5-0") -> Batch:
     """A dispatch of a message of each ticket, in a lane with an older and a newer version."""
     batch = Batch(older=[OlderLane(OLDER, THEIR_TOKEN, read_to)], newer=[NEWER], contested=list(tickets))
-    world.dispatch(batch, "w1@a", [(ticket, world.pushed(ticket)) for ticket in tickets])
+    with world.at_once():
+        runs = [(ticket, world.pushed(ticket)) for ticket in tickets]
+    world.dispatch(batch, "w1@a", runs)
     world.client.set(OLDER.leader, THEIR_TOKEN, px=LEASE_MS)
     return batch
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
+from redis.client import Pipeline
 
 from bridge.routing import records
 from bridge.routing.batch import Batch, Dispatch
@@ -189,16 +191,33 @@ class World:
         self.client.set(self.keys.term, 7)
         return self
 
+    @contextmanager
+    def at_once(self) -> Iterator[Client]:
+        """What the client is told within the block goes to the server at its end, in one round trip, without replies.
+        Yields the client of the block.
+        """
+        if isinstance(self.client, Pipeline):
+            yield self.client
+            return
+        client = self.client
+        with client.pipeline(transaction=False) as pipe:
+            self.client = pipe
+            try:
+                yield pipe
+                pipe.execute()
+            finally:
+                self.client = client
+
     def push(self, ticket: str, payload: str = '{"n": 1}', count: int = 1) -> list[str]:
         """Adds messages of a ticket; their ids are 1-0, 2-0 and so on."""
-        ids = []
-        with self.client.pipeline(transaction=False) as pipe:
-            for _ in range(count):
-                self._pushed += 1
-                ids.append(f"{self._pushed}-0")
-                pipe.execute_command("XADD", self.keys.stream, ids[-1], "ticket_id", ticket, "payload", payload)
-            pipe.execute()
-        return ids
+        with self.at_once() as pipe:
+            return [self._add(pipe, ticket, payload) for _ in range(count)]
+
+    def _add(self, pipe: Client, ticket: str, payload: str) -> str:
+        self._pushed += 1
+        id_ = f"{self._pushed}-0"
+        pipe.execute_command("XADD", self.keys.stream, id_, "ticket_id", ticket, "payload", payload)
+        return id_
 
     def read(self, count: int = 100_000) -> None:
         """The master reads."""
@@ -236,8 +255,13 @@ class World:
 
     def populated(self) -> World:
         """Everything at once: what a refusal must leave as it is, and a step must not touch but where it says so."""
+        with self.at_once() as client:
+            self._populate(client)
+        return self
+
+    def _populate(self, client: Client) -> None:
         self.begin()
-        client, keys = self.client, self.keys
+        keys = self.keys
         self.busy = self.pushed("busy", 4)
         self.other = self.pushed("other", 2)
         self.late = self.pushed("late", 2)
@@ -272,7 +296,6 @@ class World:
         client.hset(near.tickets, "busy", self.busy_record)
         client.set(near.leader, TOKEN, px=LEASE_MS)
         client.hset("user:account", mapping={"balance": "10", "name": "ü"})
-        return self
 
     # -- what scripts are given --------------------------------------------------------------------------------------
 
