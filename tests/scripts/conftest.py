@@ -9,11 +9,19 @@ import pytest
 from bridge.link.connections import client
 from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.stack.embedded import EmbeddedServer
+from tests.alternating import alternate, has_cases
+from tests.conftest import REDIS6, VALKEY
 from tests.keycheck import check_keys
 from tests.scripts.world import SPLIT, World
 
 #: Keys that belong to the "user" of these tests.
 USERS = "user:*"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test without cases runs on both servers. Of one with cases, each runs on one of them in `make test`."""
+    if has_cases(item):
+        alternate(item, (VALKEY, REDIS6))
 
 
 @pytest.fixture
