@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import DataError
 
@@ -495,59 +495,57 @@ SEED_COMMANDS = [
 ]
 
 
-@pytest.fixture
-def worlds(server: EmbeddedServer) -> EmbeddedServer:
-    """The server. Each example seeds its own data."""
-    return server
+@pytest.mark.parametrize("examples", [50, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_effects_are_all_applied_or_none(server: EmbeddedServer, examples: int) -> None:
+    @settings(max_examples=examples, print_blob=True)
+    @given(calls=st.lists(CALLS, min_size=1, max_size=6), seeds=st.sets(st.sampled_from(range(len(SEED_COMMANDS)))))
+    @example(calls=[("set", ("user:a", "text"), {}), ("incr", ("user:a",), {})], seeds=set())
+    @example(calls=[("set", ("user:a", "1"), {}), ("hset", ("user:a", "f", "1"), {})], seeds=set())
+    @example(calls=[("hset", ("user:a", "f", "x"), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
+    @example(calls=[("hincrbyfloat", ("user:a", "f", 0.5), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
+    @example(calls=[("set", ("user:b", "1"), {}), ("set", ("user:a", "1"), {"ex": 0})], seeds=set())
+    @example(calls=[("set", ("user:b", "1"), {}), ("xadd", ("user:a", {"*": "1"}), {"id": "0-0"})], seeds=set())
+    @example(
+        calls=[("set", ("user:b", "1"), {}), ("hset", ("user:a",), {"mapping": {str(i): i for i in range(5000)}})],
+        seeds=set(),
+    )
+    def all_or_none(calls: list[Call], seeds: set[int]) -> None:
+        with client(server.url) as connected:
+            # Given keys of several types, and whatever effects the recorder accepts
+            connected.flushall()
+            world = World(connected).begin()
+            world.busy = world.pushed("busy")
+            world.in_flight("busy", world.busy, "w1@a", FENCE)
+            for i in sorted(seeds):
+                connected.execute_command(*SEED_COMMANDS[i])
+            effects = Effects()
+            for name, args, options in calls:
+                try:
+                    getattr(effects, name)(*args, **options)
+                except (PayloadError, DataError):
+                    continue
+            before = world.snapshot()
+            # When they come with a success
+            [(code, problem)] = run(world, success(world, effects.recorded()))
+            after = world.snapshot()
+            if code is ReturnCode.ERR:
+                # Then either nothing changed, and the reason is told
+                assert problem
+                assert after == before
+                return
+            # Or all of it did: as when each is sent by itself
+            assert code is ReturnCode.OK
+            connected.flushall()
+            for i in sorted(seeds):
+                connected.execute_command(*SEED_COMMANDS[i])
+            for effect in effects.recorded():
+                connected.execute_command(*effect.arguments)
+            plain = snapshot(connected)
+            assert {k: _comparable(v) for k, v in after.items() if k.startswith("user:")} == {
+                k: _comparable(v) for k, v in plain.items()
+            }
 
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
-@given(calls=st.lists(CALLS, min_size=1, max_size=6), seeds=st.sets(st.sampled_from(range(len(SEED_COMMANDS)))))
-@example(calls=[("set", ("user:a", "text"), {}), ("incr", ("user:a",), {})], seeds=set())
-@example(calls=[("set", ("user:a", "1"), {}), ("hset", ("user:a", "f", "1"), {})], seeds=set())
-@example(calls=[("hset", ("user:a", "f", "x"), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
-@example(calls=[("hincrbyfloat", ("user:a", "f", 0.5), {}), ("hincrby", ("user:a", "f", 1), {})], seeds=set())
-@example(calls=[("set", ("user:b", "1"), {}), ("set", ("user:a", "1"), {"ex": 0})], seeds=set())
-@example(calls=[("set", ("user:b", "1"), {}), ("xadd", ("user:a", {"*": "1"}), {"id": "0-0"})], seeds=set())
-@example(
-    calls=[("set", ("user:b", "1"), {}), ("hset", ("user:a",), {"mapping": {str(i): i for i in range(5000)}})],
-    seeds=set(),
-)
-def test_effects_are_all_applied_or_none(worlds: EmbeddedServer, calls: list[Call], seeds: set[int]) -> None:
-    with client(worlds.url) as connected:
-        # Given keys of several types, and whatever effects the recorder accepts
-        connected.flushall()
-        world = World(connected).begin()
-        world.busy = world.pushed("busy")
-        world.in_flight("busy", world.busy, "w1@a", FENCE)
-        for i in sorted(seeds):
-            connected.execute_command(*SEED_COMMANDS[i])
-        effects = Effects()
-        for name, args, options in calls:
-            try:
-                getattr(effects, name)(*args, **options)
-            except (PayloadError, DataError):
-                continue
-        before = world.snapshot()
-        # When they come with a success
-        [(code, problem)] = run(world, success(world, effects.recorded()))
-        after = world.snapshot()
-        if code is ReturnCode.ERR:
-            # Then either nothing changed, and the reason is told
-            assert problem
-            assert after == before
-            return
-        # Or all of it did: as when each is sent by itself
-        assert code is ReturnCode.OK
-        connected.flushall()
-        for i in sorted(seeds):
-            connected.execute_command(*SEED_COMMANDS[i])
-        for effect in effects.recorded():
-            connected.execute_command(*effect.arguments)
-        plain = snapshot(connected)
-        assert {k: _comparable(v) for k, v in after.items() if k.startswith("user:")} == {
-            k: _comparable(v) for k, v in plain.items()
-        }
+    all_or_none()
 
 
 def _comparable(value: dict[str, Any]) -> object:

@@ -369,50 +369,48 @@ _BEGAN_UNSEEN = [
 ]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@example(happened=_BEGAN_UNSEEN, seed=1, cap=8, already=0.0, ahead=0)
-@example(happened=_BEGAN_UNSEEN, seed=0, cap=8, already=1.0, ahead=0)
-@given(
-    happened=happenings(60),
-    seed=st.integers(0, 2**32),
-    cap=st.sampled_from([None, None, 3, 8]),
-    already=st.floats(0, 1),
-    ahead=st.integers(0, 5),
-)
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_lane_that_moves_on_between_any_two_commands_of_the_audit_is_clean(
-    valkey: EmbeddedServer,
-    monkeypatch: pytest.MonkeyPatch,
-    happened: list[Happening],
-    seed: int,
-    cap: int | None,
-    already: float,
-    ahead: int,
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:
-    dice = random.Random(seed)
-    lane = TrueLane().play(happened * 3)
-    monkeypatch.setattr(pages, "HISTORY_PAGE", dice.choice([1, 2, 100]))
-    monkeypatch.setattr(pages, "PENDING_PAGE", dice.choice([1, 2, 1000]))
-    with valkey.client(protocol=2) as mover, valkey.client(protocol=2) as reader:
-        mover.flushall()
-        written = WrittenLane(mover, lane, cap=cap, ahead=ahead)
-        for _ in range(int(already * len(lane.steps))):
-            written.go_on()
-        pace = dice.choice([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 8], [0, 1, 1, 2], [0] * 20 + [30]])
-
-        def between() -> None:
-            for _ in range(dice.choice(pace)):
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @example(happened=_BEGAN_UNSEEN, seed=1, cap=8, already=0.0, ahead=0)
+    @example(happened=_BEGAN_UNSEEN, seed=0, cap=8, already=1.0, ahead=0)
+    @given(
+        happened=happenings(60),
+        seed=st.integers(0, 2**32),
+        cap=st.sampled_from([None, None, 3, 8]),
+        already=st.floats(0, 1),
+        ahead=st.integers(0, 5),
+    )
+    def is_clean(happened: list[Happening], seed: int, cap: int | None, already: float, ahead: int) -> None:
+        dice = random.Random(seed)
+        lane = TrueLane().play(happened * 3)
+        monkeypatch.setattr(pages, "HISTORY_PAGE", dice.choice([1, 2, 100]))
+        monkeypatch.setattr(pages, "PENDING_PAGE", dice.choice([1, 2, 1000]))
+        with valkey.client(protocol=2) as mover, valkey.client(protocol=2) as reader:
+            mover.flushall()
+            written = WrittenLane(mover, lane, cap=cap, ahead=ahead)
+            for _ in range(int(already * len(lane.steps))):
                 written.go_on()
+            pace = dice.choice([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 8], [0, 1, 1, 2], [0] * 20 + [30]])
 
-        interrupted = with_raw_replies(_Interrupted(connection_pool=reader.connection_pool))
-        interrupted.between = between
-        monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
-        auditing = Audit(reader, written.keys, clock_skew_ms=0, since="0")
-        assert auditing.run().examples == ()
-        written.finish()
-        auditing.compare()
-        verdict = auditing.result()
-        assert verdict.examples == ()
-        if cap is None and lane.steps:
-            assert verdict.coverage.complete
-            assert verdict.undone == len(lane.pending)
-            assert verdict.deliveries == sum(map(len, lane.steps))
+            def between() -> None:
+                for _ in range(dice.choice(pace)):
+                    written.go_on()
+
+            interrupted = with_raw_replies(_Interrupted(connection_pool=reader.connection_pool))
+            interrupted.between = between
+            monkeypatch.setattr(pages, "raw_client", lambda _: interrupted)
+            auditing = Audit(reader, written.keys, clock_skew_ms=0, since="0")
+            assert auditing.run().examples == ()
+            written.finish()
+            auditing.compare()
+            verdict = auditing.result()
+            assert verdict.examples == ()
+            if cap is None and lane.steps:
+                assert verdict.coverage.complete
+                assert verdict.undone == len(lane.pending)
+                assert verdict.deliveries == sum(map(len, lane.steps))
+
+    is_clean()

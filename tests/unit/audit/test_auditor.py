@@ -61,36 +61,53 @@ def found(auditor: Auditor) -> set[Check]:
 # -- no false alarms ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
-@given(happenings(), st.sampled_from([1, 7, 1000]), st.booleans())
-def test_a_true_history_has_no_violation(happened: list[Happening], page: int, entries: bool) -> None:
-    lane = TrueLane().play(happened)
-    assert judged(lane, page=page, entries=entries).examples == []
-    lane.finish()
-    assert judged(lane, page=page, entries=entries).examples == []
+of_true_histories = pytest.mark.parametrize(
+    "examples", [60, pytest.param(600, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
 
 
-@settings(max_examples=150)
-@given(happenings(), st.data(), st.sampled_from([1, 7, 1000]))
-def test_a_true_history_that_is_cut_anywhere_has_no_violation(
-    happened: list[Happening], data: st.DataObject, page: int
-) -> None:
-    lane = TrueLane().play(happened)
-    assume(lane.steps)
-    cut_at = data.draw(st.integers(1, len(lane.steps)))
-    assert judged(lane, cut_at=cut_at, page=page).examples == []
+@of_true_histories
+def test_a_true_history_has_no_violation(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(happenings(), st.sampled_from([1, 7, 1000]), st.booleans())
+    def has_none(happened: list[Happening], page: int, entries: bool) -> None:
+        lane = TrueLane().play(happened)
+        assert judged(lane, page=page, entries=entries).examples == []
+        lane.finish()
+        assert judged(lane, page=page, entries=entries).examples == []
+
+    has_none()
 
 
-@settings(max_examples=120)
-@given(happenings(), st.data())
-def test_a_true_history_whose_middle_is_missing_has_no_violation(
-    happened: list[Happening], data: st.DataObject
-) -> None:
+@of_true_histories
+def test_a_true_history_that_is_cut_anywhere_has_no_violation(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(happenings(), st.data(), st.sampled_from([1, 7, 1000]))
+    def has_none(happened: list[Happening], data: st.DataObject, page: int) -> None:
+        lane = TrueLane().play(happened)
+        assume(lane.steps)
+        cut_at = data.draw(st.integers(1, len(lane.steps)))
+        assert judged(lane, cut_at=cut_at, page=page).examples == []
+
+    has_none()
+
+
+@of_true_histories
+def test_a_true_history_whose_middle_is_missing_has_no_violation(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(happenings(), st.data())
+    def has_none(happened: list[Happening], data: st.DataObject) -> None:
+        lane = TrueLane().play(happened).finish()
+        assume(len(lane.steps) > 2)
+        first = data.draw(st.integers(1, len(lane.steps) - 2))
+        then = data.draw(st.integers(first + 1, len(lane.steps) - 1))
+        assert judged_without(lane, first, then).examples == []
+
+    has_none()
+
+
+def judged_without(lane: TrueLane, first: int, then: int) -> Auditor:
     """Rows were removed faster than they were read. The reader reports that, and goes on behind the gap."""
-    lane = TrueLane().play(happened).finish()
-    assume(len(lane.steps) > 2)
-    first = data.draw(st.integers(1, len(lane.steps) - 2))
-    then = data.draw(st.integers(first + 1, len(lane.steps) - 1))
     auditor = Auditor(clock_skew_ms=0)
     at = 0
     for i, step in enumerate(lane.steps):
@@ -107,7 +124,7 @@ def test_a_true_history_whose_middle_is_missing_has_no_violation(
     for entry in lane.entries[at:]:
         auditor.entry(*entry)
     auditor.at_rest(lane.pending)
-    assert auditor.examples == []
+    return auditor
 
 
 # -- every lie is found ------------------------------------------------------------------------------------------------
@@ -359,16 +376,18 @@ def test_a_delayed_message_that_goes_out_early_is_found(
     assert Check.EARLY in found(judged(lane, steps, page=page))
 
 
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize(("lie", "checks"), LIES, ids=[lie.__name__ for lie, _ in LIES])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.filter_too_much])
-@given(happened=happenings(kinds=PROMPT), data=st.data(), page=st.sampled_from([1, 7, 1000]))
-def test_a_lie_in_a_complete_history_is_found(
-    lie: Lie, checks: set[Check], happened: list[Happening], data: st.DataObject, page: int
-) -> None:
-    lane = TrueLane().play(happened).finish()
-    steps = [list(step) for step in lane.steps]
-    assume(lie(lane, steps, data))
-    assert found(judged(lane, steps, page=page)) & checks
+def test_a_lie_in_a_complete_history_is_found(lie: Lie, checks: set[Check], examples: int) -> None:
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.filter_too_much])
+    @given(happened=happenings(kinds=PROMPT), data=st.data(), page=st.sampled_from([1, 7, 1000]))
+    def is_found(happened: list[Happening], data: st.DataObject, page: int) -> None:
+        lane = TrueLane().play(happened).finish()
+        steps = [list(step) for step in lane.steps]
+        assume(lie(lane, steps, data))
+        assert found(judged(lane, steps, page=page)) & checks
+
+    is_found()
 
 
 # -- what a lane wants -------------------------------------------------------------------------------------------------

@@ -48,9 +48,10 @@ def enough_of_all(lane: Lane) -> bool:
     return all(ready[kind] > READY_PER_SLOT * slots[kind] for kind in slots)
 
 
+@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("tasks", [None, frozenset({"middle"})])
 def test_the_result_equals_that_of_asking_all_of_them(
-    tasks: frozenset[str] | None, monkeypatch: pytest.MonkeyPatch
+    tasks: frozenset[str] | None, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given consumers of different sizes that come, go and finish at random, and bounds that a few tickets reach
     monkeypatch.setattr(picture_of, "ENOUGH_MESSAGES", 1)
@@ -59,7 +60,7 @@ def test_the_result_equals_that_of_asking_all_of_them(
     monkeypatch.setattr(under_test, "WORTH_S", 1e-4)
     monkeypatch.setitem(globals(), "WORTH_S", 1e-4)
     found, enough = [], []
-    for seed in range(SEED, SEED + 12):
+    for seed in range(SEED, SEED + examples):
         dice = random.Random(seed)
         world = LaneWorld(window=100_000, bundle_ms=dice.choice([2.0, 4.0, 10.0]))
         world.lane.service_ms.update(short=0.4, middle=2.0)

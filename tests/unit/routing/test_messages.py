@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES, EntryParser, Message, Refusal, Refused, unreadable
@@ -196,14 +196,21 @@ def no_constant(name: str) -> Any:
 ODD = st.sampled_from(["\ud800", "\udfff x", 10**400, -(10**309), "[" * 250, "\\ud800", "1e400"])
 
 
-@given(value=st.recursive(JSON | ODD, lambda some: st.lists(some) | st.dictionaries(st.text() | ODD.map(str), some)))
-@example(value={"a": math.nan})
-def test_only_what_is_no_json_is_called_so(value: Any) -> None:
-    payload = json.dumps(value).encode()
-    found = parser(max_payload=1 << 20).parse("1-0", (b"ticket_id", b"T", b"payload", payload))
-    if isinstance(found, Refusal) and found.reason is Refused.BAD_JSON:
-        with pytest.raises(ValueError, match=r"NaN|Infinity"):
-            json.loads(payload, parse_constant=no_constant)
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_only_what_is_no_json_is_called_so(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(
+        value=st.recursive(JSON | ODD, lambda some: st.lists(some) | st.dictionaries(st.text() | ODD.map(str), some))
+    )
+    @example(value={"a": math.nan})
+    def is_called_so(value: Any) -> None:
+        payload = json.dumps(value).encode()
+        found = parser(max_payload=1 << 20).parse("1-0", (b"ticket_id", b"T", b"payload", payload))
+        if isinstance(found, Refusal) and found.reason is Refused.BAD_JSON:
+            with pytest.raises(ValueError, match=r"NaN|Infinity"):
+                json.loads(payload, parse_constant=no_constant)
+
+    is_called_so()
 
 
 def bundle_with(payload: bytes) -> bytes:

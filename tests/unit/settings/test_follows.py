@@ -106,22 +106,24 @@ names = st.text(st.characters(exclude_characters="{}", categories=("L", "N", "P"
 layouts = st.builds(Layout, st.integers(2, MOST), st.integers(0, 10**6))
 
 
-@settings(deadline=None)
-@given(names, layouts, st.data(), st.sampled_from(["bridge_stream", "bridge_follows", "a dict"]))
-def test_a_partition_is_no_stream_of_an_app_whatever_its_layout(
-    stream: str, layout: Layout, data: st.DataObject, key: str
-) -> None:
-    partition = layout.stream(stream, data.draw(st.integers(0, layout.partitions - 1)))
-    partition = data.draw(st.sampled_from([partition, f"{stream}:g{layout.generation}"]))
-    conf: Any = {
-        "bridge_stream": {"bridge_stream": partition},
-        "bridge_follows": {"bridge_follows": ["orders", partition]},
-        "a dict": {"bridge_follows": [{"stream": partition}]},
-    }[key]
-    message = refusal(bridge_default_task="shop.apply", **conf)
-    assert "name the whole stream" in message
-    assert repr(partition) in message
-    assert message.startswith(next(iter(conf)))
+@pytest.mark.parametrize("examples", [30, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_a_partition_is_no_stream_of_an_app_whatever_its_layout(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(names, layouts, st.data(), st.sampled_from(["bridge_stream", "bridge_follows", "a dict"]))
+    def is_refused(stream: str, layout: Layout, data: st.DataObject, key: str) -> None:
+        partition = layout.stream(stream, data.draw(st.integers(0, layout.partitions - 1)))
+        partition = data.draw(st.sampled_from([partition, f"{stream}:g{layout.generation}"]))
+        conf: Any = {
+            "bridge_stream": {"bridge_stream": partition},
+            "bridge_follows": {"bridge_follows": ["orders", partition]},
+            "a dict": {"bridge_follows": [{"stream": partition}]},
+        }[key]
+        message = refusal(bridge_default_task="shop.apply", **conf)
+        assert "name the whole stream" in message
+        assert repr(partition) in message
+        assert message.startswith(next(iter(conf)))
+
+    is_refused()
 
 
 pieces = st.lists(st.sampled_from(["a", ":", "g", "p", "1", ":g1", ":p1"]), min_size=1, max_size=5)
@@ -129,14 +131,16 @@ shaped = st.builds("".join, pieces)
 small = st.builds(Layout, st.integers(1, 3), st.integers(0, 2))
 
 
-@settings(max_examples=500)
-@given(shaped, small, shaped, small)
-@example("a", Layout(2, 1), "a:g1", Layout(2))
-def test_streams_with_names_that_are_not_refused_share_no_partition(
-    one: str, its: Layout, other: str, theirs: Layout
-) -> None:
-    assume(one != other and not is_partition(one) and not is_partition(other))
-    assert not {one, *its.streams(one)} & {other, *theirs.streams(other)}
+@pytest.mark.parametrize("examples", [150, pytest.param(2000, marks=pytest.mark.long)])
+def test_streams_with_names_that_are_not_refused_share_no_partition(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(shaped, small, shaped, small)
+    @example("a", Layout(2, 1), "a:g1", Layout(2))
+    def share_none(one: str, its: Layout, other: str, theirs: Layout) -> None:
+        assume(one != other and not is_partition(one) and not is_partition(other))
+        assert not {one, *its.streams(one)} & {other, *theirs.streams(other)}
+
+    share_none()
 
 
 @pytest.mark.parametrize(
