@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.oldest_undone import oldest_of, oldest_undone
@@ -14,25 +15,30 @@ from tests.unit.leader.lane_store import id_key
 if TYPE_CHECKING:
     from tests.unit.leader.lane_world import LaneWorld
 
+#: Each check looks at all records, most of which it has seen.
+parse = lru_cache(maxsize=10_000)(records.parse)
+
 
 def check_all(world: LaneWorld) -> None:
     """All checks."""
-    check_conservation(world)
+    unseen = world.unseen
+    check_conservation(world, unseen)
     check_runs(world)
     check_accounts(world)
     check_nobody_is_forgotten(world)
-    check_how_far_all_is_done(world)
+    check_how_far_all_is_done(world, unseen)
 
 
-def check_conservation(world: LaneWorld) -> None:
-    store, unseen = world.store, world.unseen
+def check_conservation(world: LaneWorld, unseen: set[str]) -> None:
+    store = world.store
+    waiting = store.waiting_by_ticket()
     everything = [*store.unread(), *store.pending, *store.done, *store.dead]
     assert len(everything) == len(store.entries)
     assert set(everything) == store.entries.keys()
     # In memory each message is once, in order. Messages outside memory are spilled
     for ticket in world.lane.tickets.values():
         here = [message.id for message in (*ticket.run, *ticket.waiting)]
-        mine = [id_ for id_ in store.undone(ticket.id) if id_ not in unseen]
+        mine = [id_ for id_ in store.undone(ticket.id, waiting) if id_ not in unseen]
         assert here == mine[: len(here)], f"{ticket}: has {here}, should have {mine}"
         rest = mine[len(here) :]
         if world.lane.resting.rests(ticket):
@@ -50,16 +56,16 @@ def check_conservation(world: LaneWorld) -> None:
         assert (list(ticket.waiting), list(ticket.run), ticket.due_ms) == ([], [], 0), f"{ticket} is parked"
         shelf = world.lane.parked_name(ticket.id)
         assert ticket.shelved == sum(1 for owner in store.pending.values() if owner == shelf)
-        for id_ in store.undone(ticket.id):
+        for id_ in store.undone(ticket.id, waiting):
             # Messages that were spilled before their ticket was parked stay where they are until they are read.
             spilled = ticket.spilled_from is not None and ticket.spilled_from <= store.place(id_)
             owners = {world.lane.parked_name(ticket.id), *([MASTER] if spilled or id_ in unseen else [])}
             assert store.pending[id_] in owners
 
 
-def check_how_far_all_is_done(world: LaneWorld) -> None:
+def check_how_far_all_is_done(world: LaneWorld, unseen: set[str]) -> None:
     """The floor equals that of a search of all tickets, and no undone message is older. A late one may count or not."""
-    lane, unseen = world.lane, world.unseen
+    lane = world.lane
     places = [oldest_of(ticket) for ticket in lane.tickets.values()]
     aside = [place for ticket in lane.parked.values() for place in (ticket.parked_from, ticket.spilled_from)]
     places += [first_id_from(place) for place in aside if place is not None]
@@ -74,8 +80,8 @@ def check_how_far_all_is_done(world: LaneWorld) -> None:
 
 def check_runs(world: LaneWorld) -> None:
     store = world.store
-    for name, text in store.tickets.items():
-        record = records.parse(text)
+    known = {name: (text, parse(text)) for name, text in store.tickets.items()}
+    for name, (text, record) in known.items():
         # On one consumer (I2). The dispatch checks that they are the oldest undone ones
         owners = {store.pending[id_] for id_ in record.ids}
         shelf = world.lane.parked_name(name)
@@ -93,17 +99,31 @@ def check_runs(world: LaneWorld) -> None:
     assert store.pending.keys() >= {*store.delayed, *store.late, *store.holding}
     shelves.add(store.delayed_name)
     claimed = {id_ for id_, owner in store.pending.items() if owner != MASTER and owner not in shelves}
-    named = [id_ for text in store.tickets.values() if (r := records.parse(text)).in_flight for id_ in r.ids]
+    named = [id_ for _, record in known.values() if record.in_flight for id_ in record.ids]
     assert sorted(named) == sorted(claimed)
     if store.counts.get("replayed"):
         return
     # The messages of each ticket end in stream order
-    for ends in (store.done, store.dead):
-        last: dict[str, Place] = {}
-        for id_ in ends:
-            if store.readable(id_) and id_ not in world.cancelled:
-                assert store.place(id_) > last.get(world.ticket_of(id_), (0, 0)), f"{id_} came too late"
-                last[world.ticket_of(id_)] = store.place(id_)
+    world.done.look(world, store.done)
+    world.dead.look(world, store.dead)
+
+
+class Ends:
+    """The messages that are done, or those that are dead, as far as they have been looked at."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        #: Ticket -> the place of its last message.
+        self._last: dict[str, Place] = {}
+
+    def look(self, world: LaneWorld, ends: list[str]) -> None:
+        """Looks at those that have come. ``ends``: all of them, in the order in which they ended."""
+        for id_ in ends[self._count :]:
+            if world.store.readable(id_) and id_ not in world.cancelled:
+                ticket, place = world.ticket_of(id_), world.store.place(id_)
+                assert place > self._last.get(ticket, (0, 0)), f"{id_} came too late"
+                self._last[ticket] = place
+        self._count = len(ends)
 
 
 def check_accounts(world: LaneWorld) -> None:
@@ -128,11 +148,12 @@ def check_accounts(world: LaneWorld) -> None:
 def check_nobody_is_forgotten(world: LaneWorld) -> None:
     lane = world.lane
     queued: list[Ticket] = [*lane.ready, *lane.suspects, *(t for c in lane.consumers.values() for t in c.ready)]
-    assert len(queued) == len(set(queued)), "a ticket waits for room twice"
-    assert lane.late_ready <= set(queued), "a ticket that is not queued counts as ready"
+    waits = set(queued)
+    assert len(queued) == len(waits), "a ticket waits for room twice"
+    assert lane.late_ready <= waits, "a ticket that is not queued counts as ready"
     for ticket in lane.tickets.values():
         free = bool(ticket.waiting) and not (ticket.run or ticket.due_ms or ticket.front_id)
-        assert (ticket in queued) == ticket.queued, ticket
+        assert (ticket in waits) == ticket.queued, ticket
         # It may be queued already before its leader has heard that it need not wait for another lane.
         assert free == ticket.queued or (free and world.deferred.get(ticket.id) is ticket), ticket
         if ticket.due_ms:
@@ -145,7 +166,7 @@ def check_nobody_is_forgotten(world: LaneWorld) -> None:
         # One of them is in flight, or a consumer is kept free for it, or it is the other tickets' turn
         task = world.task_of(lane.suspects[0].waiting[0].id)
         able = [c for c in lane.consumers.values() if c.serving and not c.doubted and c.runs(task)]
-        resting = world.now < lane.rest_until and set(queued) > set(lane.suspects)
+        resting = world.now < lane.rest_until and waits > set(lane.suspects)
         kept = any(c.alone is not None for c in able)
         assert not able or resting or kept or world.is_paused, "suspects wait for nothing"
     for consumer in lane.consumers.values():

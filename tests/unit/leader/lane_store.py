@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -163,11 +163,23 @@ class Store(ReferenceLane):
             mine.sort(key=self.place)
         return [id_ for id_ in mine if not self.entries[id_] or self.readable(id_)]
 
-    def undone(self, ticket: str) -> list[str]:
+    def waiting_by_ticket(self) -> dict[str, list[str]]:
+        """The same for each ticket that has any."""
+        found: dict[str, list[str]] = {}
+        for id_, owner in self.pending.items():
+            if owner != self.delayed_name and id_ in self.owners and (not self.entries[id_] or self.readable(id_)):
+                found.setdefault(self.owners[id_], []).append(id_)
+        for ids in found.values():
+            ids.sort(key=id_key)
+            if self.came_late:
+                ids.sort(key=self.place)
+        return found
+
+    def undone(self, ticket: str, waiting: Mapping[str, list[str]]) -> list[str]:
         """The ticket's undone messages that were read, in the order in which they must be handled: first those in
-        flight or begun before, then in stream order.
+        flight or begun before, then in stream order. ``waiting``: of all tickets.
         """
-        waits = self.waiting(ticket)
+        waits = waiting.get(ticket, [])
         text = self.tickets.get(ticket)
         if text is None:
             return waits

@@ -85,6 +85,8 @@ class LaneWorld:
             self.store.clock_ms = lambda: self.now
         #: Messages that an operator cancelled.
         self.cancelled: set[str] = set()
+        #: What the checks have seen of the ends of messages.
+        self.done, self.dead = lane_checks.Ends(), lane_checks.Ends()
         self.last_outcome = "0-0"
         #: There are no notices here, and no listeners.
         self.on_notice: dict[Any, Any] = {}
