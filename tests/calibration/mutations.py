@@ -51,6 +51,7 @@ MUTATIONS = [
         "steady",
         ("look: state",),
         (Edit(SETTLING, "        batch.given_back += [message.id for message in ticket.run]\n", ""),),
+        long=True,
     ),
     Mutation(
         "the record of a retry is not written",
@@ -210,6 +211,7 @@ MUTATIONS = [
             Edit(READY, "if ticket.queued or ticket.run or ticket.due_ms", "if ticket.queued or ticket.due_ms"),
             Edit(ADVANCE, "if (found[k - i + 1] or '') ~=", "if false and (found[k - i + 1] or '') ~="),
         ),
+        long=True,
     ),
     Mutation(
         "a Celery message that came twice runs twice",
@@ -522,6 +524,7 @@ MUTATIONS = [
         "steady",
         ("ledger: unexplained",),
         (Edit("bridge/worker/pool/light_tracer.py", "body_end = (exc, None)", "body_end = (None, None)"),),
+        long=True,
     ),
     Mutation(
         "a state is saved before the outcome",

@@ -60,7 +60,9 @@ IMPATIENCE_S, BROKEN_REST_S = 5.0, 2.0
 #: The same as a multiple of what the first processes of a run took to be there: a scenario may start another one.
 STARTS = 4
 #: Seconds between two looks at a lane at work: where one of them must find something, and elsewhere.
-QUICK_LOOK_S, LOOK_S = 0.005, 0.03
+QUICK_LOOK_S, LOOK_S = 0.005, 0.1
+#: Seconds between two questions whether a lane has come to its end, at most.
+SETTLED_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Stage:
         self.findings: list[Finding] = []
         self._wanted = set(wanted)
         self._look_s = QUICK_LOOK_S if any(one.startswith("look: ") for one in wanted) else LOOK_S
+        self._looked_at = -self._look_s
         self._patience_s = IMPATIENCE_S if wanted else PATIENCE_S
         self._rest_within_s = BROKEN_REST_S if wanted else REST_WITHIN_S
         self._folder = folder
@@ -288,7 +291,7 @@ class Stage:
         """Waits for something that a sound product does, and looks at the lane all the while."""
 
         def seen() -> bool:
-            self.look()
+            self._look_again()
             return bool(predicate()) or self.caught
 
         wait_until(seen, description=description, timeout_s=timeout_s or self._patience_s)
@@ -297,7 +300,7 @@ class Stage:
         """Waits until every message is done or dead; raises `WaitTimeout` when the lane stands still."""
         before, moved_at = -1, time.monotonic()
         while not self.caught:
-            self.look()
+            self._look_again()
             settled = self.settled()
             if settled >= len(self.messages):
                 return
@@ -305,7 +308,7 @@ class Stage:
                 before, moved_at = settled, time.monotonic()
             if time.monotonic() - moved_at > self._patience_s:
                 raise WaitTimeout(f"nothing moves: {settled} of {len(self.messages)} messages are settled")
-            time.sleep(self._look_s)
+            time.sleep(min(self._look_s, SETTLED_S))
 
     def settled(self) -> int:
         """How many messages every subscription is done with."""
@@ -321,6 +324,13 @@ class Stage:
         return bool(self._wanted) and self._wanted <= {str(finding) for finding in self.findings}
 
     # -- what the detectors say ----------------------------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        """Looks at the lane at work, unless the last look was a moment ago: a look takes some ms of a processor."""
+        now = time.monotonic()
+        if now - self._looked_at >= self._look_s:
+            self._looked_at = now
+            self.look()
 
     def look(self) -> None:
         """One look at the lane at work."""
@@ -349,8 +359,8 @@ class Stage:
         deadline = time.monotonic() + self._rest_within_s
         rests = self._rests()
         while not self.caught and not all(map(_at_rest, rests)) and time.monotonic() < deadline:
-            self.look()
-            time.sleep(self._look_s)
+            self._look_again()
+            time.sleep(min(self._look_s, SETTLED_S))
             rests = self._rests()
         # These are judged: a worker that comes back in this moment sends a notice, and the lane has it for an instant.
         judged: dict[Subscription, Evidence] = {}
