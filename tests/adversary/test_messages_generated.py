@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from bridge.protocol.outcomes import Kind
 from bridge.routing.history import What
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes import preloaded
 from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode, broker_environment
 from bridge.testing.nodes.process import ROOT, python_module
 from bridge.testing.nodes.yard import ProcessYard
@@ -297,14 +297,10 @@ def test_the_commands_read_any_data_that_lies_in_the_lane(stack: SmallStack, com
         stack.redis.execute_command("XADD", stack.keys.history, "*", *arguments)
     stack.redis.execute_command("XADD", stack.keys.dead, "*", b"foo", b"\xff")
     stack.redis.execute_command("XADD", stack.keys.dead, "*", b"message_id", b"x", b"attempts", b"many", b"at_ms", b"-")
-    done = subprocess.run(
+    done = preloaded.run(
         python_module("bridge", "-A", APP, *command),
         cwd=ROOT,
         env={**os.environ, **broker_environment(stack.server.url)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert "Traceback" not in done.stderr + done.stdout, done.stderr[-2000:]
     assert done.returncode in (0, 1), done.stderr

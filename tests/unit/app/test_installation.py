@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bridge.testing.nodes import preloaded
+from bridge.testing.nodes.process import ROOT
 
 #: Prints the modules of worker and master that a process imports which only produces.
 PRODUCER = """
@@ -51,13 +55,19 @@ print(settings.health_file, settings.lane.stream, settings.redis_url, shop.bridg
 
 
 def printed(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = ran(program)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
+def ran(program: str) -> subprocess.CompletedProcess[str]:
+    """``program`` in a process that has not loaded its app, and may have loaded the bridge."""
+    return preloaded.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ)
+
+
 def test_a_process_that_only_produces_loads_neither_the_workers_part_nor_the_masters() -> None:
-    assert printed(PRODUCER) == "[]"
+    done = subprocess.run([sys.executable, "-c", PRODUCER], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_the_steps_that_make_a_worker_a_member_are_found_by_their_names() -> None:
@@ -100,5 +110,5 @@ def test_a_result_is_not_looked_for_in_another_subscription_because_the_tasks_fa
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "shop_tasks.py").write_text("import missing_here")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {ASKS}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = ran(program)
     assert "ConfigurationError: the tasks of the Celery app fail to load: ModuleNotFoundError" in done.stderr

@@ -74,7 +74,15 @@ def has_one_line(result: Result) -> bool:
     return found is not None and CONTROL.search(found[1]) is None
 
 
-@pytest.mark.parametrize("name", ["w\n1\t\x1b[2J\r", "\x85\u2028\u202e"], ids=ascii)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "w\n1\t\x1b[2J\r\x85\u2028\u202e",
+        # What comes first in a name may hide what comes behind it.
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("w\n1\t\x1b[2J\r", "\x85\u2028\u202e")),
+    ],
+    ids=ascii,
+)
 def test_every_command_prints_its_error_as_one_line(shell: CommandLine, name: str) -> None:
     said = {tuple(call): shell(*call) for call in calls(name)}
     wrong = {call: (result.stderr, result.stdout) for call, result in said.items() if not has_one_line(result)}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bridge.inspect.scans import LIMIT
+from bridge.inspect import pending_pages
+from bridge.inspect.scans import PAGE_MAX
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.ids import member_of
@@ -236,17 +237,21 @@ def test_bad_input_is_one_line(shell: CommandLine, lane: Lane, arguments: tuple[
     assert says in result.stderr.splitlines()[-1]
 
 
-def test_a_search_without_an_end_stops_and_can_go_on(shell: CommandLine, lane: Lane) -> None:
+def test_a_search_without_an_end_stops_and_can_go_on(
+    shell: CommandLine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 3 * PAGE_MAX
+    monkeypatch.setattr(pending_pages, "LIMIT", limit)
     lane.make_group()
     with lane.redis.pipeline(transaction=False) as pipe:
-        for n in range(LIMIT + 500):
-            pipe.xadd(lane.keys.stream, {"ticket_id": "rare" if n > LIMIT else "often", "payload": "{}"})
+        for n in range(limit + 500):
+            pipe.xadd(lane.keys.stream, {"ticket_id": "rare" if n > limit else "often", "payload": "{}"})
         pipe.execute()
     lane.read()
     page = shell.json("pending", "--ticket", "rare", "--limit", "3")
-    assert (page["messages"], page["looked_at"]) == ([], LIMIT)
+    assert (page["messages"], page["looked_at"]) == ([], limit)
     assert (
-        f"none of the first {LIMIT:,} matches; there are more: --after" in shell("pending", "--ticket", "rare").stdout
+        f"none of the first {limit:,} matches; there are more: --after" in shell("pending", "--ticket", "rare").stdout
     )
     page = shell.json("pending", "--ticket", "rare", "--limit", "3", "--after", page["next"])
     assert [one["ticket_id"] for one in page["messages"]] == ["rare"] * 3
@@ -255,7 +260,7 @@ def test_a_search_without_an_end_stops_and_can_go_on(shell: CommandLine, lane: L
 def test_a_page_does_not_read_more_than_itself(shell: CommandLine, lane: Lane, server: EmbeddedServer) -> None:
     lane.make_group()
     with lane.redis.pipeline(transaction=False) as pipe:
-        for n in range(20_000):
+        for n in range(2 * PAGE_MAX):
             pipe.xadd(lane.keys.stream, {"ticket_id": f"T{n}", "payload": "{}"})
         pipe.execute()
     lane.read()

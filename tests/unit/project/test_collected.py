@@ -45,11 +45,12 @@ def test_forks_report_what_processes_of_their_own_would(tmp_path: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-p", "tests.collected", "-p", "no:cacheprovider", "-c", os.devnull,
-            "--rootdir", str(tmp_path), "-n", "2", "--dist", "load", str(tmp_path),
+            sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.collected", "-p", "no:cacheprovider",
+            "-c", os.devnull, "--rootdir", str(tmp_path), "-n", "2", "--dist", "load", str(tmp_path),
         ],
         cwd=ROOT,
-        env={**outside, "COLLECTED_BY": str(collected_by)},
+        # Of the plugins only that which distributes tests: to import the others takes most of the time.
+        env={**outside, "COLLECTED_BY": str(collected_by), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,19 @@ def imported(room: Path) -> Iterator[str]:
     """What the files of ``room`` and of the rooms in it import of `bridge`, without what is their own."""
     own = ".".join(("bridge", *room.parts) if room.parts[0] == "spark" else room.parts)
     for path in (ROOT / room).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            modules: list[str] = []
-            if isinstance(node, ast.ImportFrom):
-                modules = [f"{node.module}.{name.name}" for name in node.names]
-            elif isinstance(node, ast.Import):
-                modules = [name.name for name in node.names]
-            yield from (name for name in modules if name.startswith("bridge.") and not f"{name}.".startswith(f"{own}."))
+        yield from (name for name in imported_by(path) if not f"{name}.".startswith(f"{own}."))
+
+
+@cache
+def imported_by(path: Path) -> list[str]:
+    """What a file imports of `bridge`. Cached: a file is in its room, and in each room around that."""
+    modules: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            modules += [f"{node.module}.{name.name}" for name in node.names]
+        elif isinstance(node, ast.Import):
+            modules += [name.name for name in node.names]
+    return [name for name in modules if name.startswith("bridge.")]
 
 
 @pytest.mark.parametrize("top", TOPS)
