@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import pytest
 from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import MasterNode, NodeYard, WorkerNode
-from bridge.testing.waiting import wait_until
+from bridge.testing.nodes.node import MasterNode, Node, NodeYard, WorkerNode
+from bridge.testing.nodes.yard import ProcessYard
+from bridge.testing.waiting import WaitTimeout, wait_until
 
 APP = "tests.apps.counter"
 #: Values of `bridge_bundle_ms`: the default, and off.
@@ -26,6 +29,10 @@ WITH_AND_WITHOUT_BUNDLES = [
 OF_EACH_SERVER = [pytest.param("valkey"), pytest.param("redis6", marks=pytest.mark.long)]
 #: Without these, a worker's start takes a second longer.
 QUICK = ("--without-mingle", "--without-gossip")
+#: The keys in which tasks of the tests' apps leave something, and Celery the results.
+OF_TASKS = ("log:*", "sum:*", "a-string:*", "undone:*", "state undone:*", "celery-task-meta-*")
+#: How long a lane that is kept may need after a test until it is at rest, in seconds.
+REST_S = 5.0
 
 
 class LaneUnderTest:
@@ -114,6 +121,13 @@ class LaneUnderTest:
         found: Any = self.redis.xrange(self.keys.dead)
         return [fields for _, fields in found]
 
+    def is_at_rest(self) -> bool:
+        """The same as `assert_at_rest` checks, and no delayed message."""
+        pending: Any = self.redis.xpending(self.keys.stream, self.keys.group)
+        keys = self.keys
+        left = (keys.tickets, keys.applied, keys.retries, keys.delayed, keys.late, keys.holding)
+        return not (pending["pending"] or self.redis.xlen(keys.outcomes) or self.redis.exists(*left))
+
     def assert_at_rest(self) -> None:
         """Nothing is pending, in flight, awaiting a retry, or left in the outcome stream."""
         wait_until(lambda: self.redis.xlen(self.keys.outcomes) == 0, description="all outcomes to be settled")
@@ -157,3 +171,99 @@ class LaneUnderTest:
                 assert began >= end, f"{ticket}: {next_n} began before {n} ended"
                 assert next_n in (n, n + 1), f"{ticket}: {next_n} follows {n}"
                 assert next_fence > fence, f"{ticket}: fence {next_fence} follows {fence}"
+
+    def end_test(self) -> None:
+        """Ends what a test has made beside messages, before the lane goes on to the next test."""
+
+    def forget(self) -> None:
+        """Removes what earlier tests left that a test may look at. For a lane at rest."""
+        patterns = (*OF_TASKS, self.keys.state("*"))
+        found = [key for pattern in patterns for key in self.redis.scan_iter(pattern, count=1000)]
+        self.redis.delete(self.keys.counts, self.keys.dead, *found)
+        for path in self.ledger.iterdir():
+            path.unlink()
+
+
+def begun(nodes: NodeYard, server: EmbeddedServer, folder: Path, **env: str) -> LaneUnderTest:
+    """A lane with a master and a worker."""
+    lane = LaneUnderTest(nodes, server, folder, **env)
+    lane.master("m1")
+    lane.worker("w1")
+    lane.wait_consumers(1)
+    return lane
+
+
+class Keepable(Protocol):
+    """A lane, or several, as `Kept` needs it."""
+
+    @property
+    def nodes(self) -> NodeYard: ...
+    def end_test(self) -> None: ...
+    def is_at_rest(self) -> bool: ...
+    def forget(self) -> None: ...
+
+
+K = TypeVar("K", bound=Keepable)
+
+
+class Kept(Generic[K]):
+    """A lane that goes from test to test with its server and its nodes, since their starts take longer than most tests.
+
+    The next test gets it without the traces of the one before (`forget`). It gets a new one if that test has ended or
+    added a master or a worker, or if it did not leave the lane at rest.
+    """
+
+    def __init__(
+        self,
+        valkey_binary: Path,
+        folders: pytest.TempPathFactory,
+        begin: Callable[[NodeYard, EmbeddedServer, Path], K],
+    ) -> None:
+        """``begin`` makes the lane and starts its nodes."""
+        self._binary = valkey_binary
+        self._folders = folders
+        self._begin = begin
+        self._parts = ExitStack()
+        self._lane: K | None = None
+        self._nodes: list[Node] = []
+
+    def lend(self) -> Iterator[K]:
+        """The lane for one test, as a fixture yields it. Then prints what the nodes logged: pytest shows it for a test
+        that failed.
+        """
+        lane = self._next()
+        yield lane
+        for node in lane.nodes.nodes:
+            print(f"--- {node!r}\n{node.log_tail()}")
+
+    def _next(self) -> K:
+        if self._lane is not None and self._is_as_given(self._lane):
+            self._lane.forget()
+            return self._lane
+        self.close()
+        folder = self._folders.mktemp("kept")
+        server = EmbeddedServer(binary=self._binary, data_dir=folder / "server", fsync="no")
+        self._parts.enter_context(server)
+        yard = self._parts.enter_context(closing(ProcessYard(folder, server.url)))
+        self._lane = self._begin(yard, server, folder)
+        self._nodes = [*yard.masters(), *yard.workers()]
+        return self._lane
+
+    def _is_as_given(self, lane: K) -> bool:
+        nodes = lane.nodes
+        if [*nodes.masters(), *nodes.workers()] != self._nodes:
+            return False
+        # A test may have run other programs.
+        if any(node.running != (node in self._nodes) for node in nodes.nodes):
+            return False
+        lane.end_test()
+        try:
+            wait_until(lane.is_at_rest, description="a lane at rest", timeout_s=REST_S)
+        except WaitTimeout:
+            return False
+        return True
+
+    def close(self) -> None:
+        """The next test gets a new lane."""
+        self._lane = None
+        self._parts.close()

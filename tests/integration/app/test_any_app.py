@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from celery import states
 from celery.result import AsyncResult
 
-from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
-from tests.integration.lanes import APP, LaneUnderTest
+from tests.integration.lanes import APP, Kept, LaneUnderTest, begun
 
 PUSH = """
 import sys
@@ -21,13 +21,16 @@ print(task.push("T42", {"n": 7, "until": 3}))
 """
 
 
+@pytest.fixture(scope="module")
+def kept(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[LaneUnderTest]]:
+    with closing(Kept(valkey_binary, tmp_path_factory, begun)) as made:
+        yield made
+
+
 @pytest.fixture
-def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    lane = LaneUnderTest(nodes, own_server, tmp_path)
-    lane.worker("w1", wait=False)
-    lane.master("m1")
-    lane.wait_consumers(1)
-    return lane
+def lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A lane with a master and a worker."""
+    yield from kept.lend()
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_an_ordinary_call_of_the_same_task_is_untouched(lane: LaneUnderTest) -> 
         "ordinary", [sys.executable, "-c", code], env={**lane.env, "CELERY_BROKER_URL": lane.server.url}
     )
     assert node.wait() == 0, node.log_tail()
-    worker = lane.nodes.nodes[0]
+    [worker] = lane.nodes.workers()
 
     worker.wait_for_log("counter.ignores")
 

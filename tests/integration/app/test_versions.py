@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +17,54 @@ from bridge.link.connections import client
 from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
 from bridge.routing import records
+from bridge.routing.keys import LaneKeys
+from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
 from tests.chaos.run import default_seed
+from tests.integration.lanes import Kept
 from tests.integration.versions import STREAMS, THREE, Versions, check
+
+
+class KeptVersions(Versions):
+    """Two versions of a stream with a master and a worker."""
+
+    def end_test(self) -> None:
+        """Nothing but messages is left."""
+
+    def is_at_rest(self) -> bool:
+        def rests(keys: LaneKeys) -> bool:
+            pending: Any = self.redis.xpending(keys.stream, keys.group)
+            return not (pending["pending"] or self.redis.xlen(keys.outcomes) or self.redis.exists(keys.tickets))
+
+        return rests(self.keys["v1"]) and rests(self.keys["v2"])
+
+    def forget(self) -> None:
+        own = [key for keys in self.keys.values() for key in (keys.counts, keys.dead)]
+        self.redis.delete(*own, *self.redis.scan_iter("log:*"))
+        for path in self.ledger.iterdir():
+            path.unlink()
+        self.pushed.clear()
+        self.pushed_us.clear()
+
+
+def begin(nodes: NodeYard, server: EmbeddedServer, folder: Path) -> KeptVersions:
+    chain = KeptVersions(nodes, server, folder)
+    chain.worker("w1")
+    chain.master("m1")
+    return chain
+
+
+@pytest.fixture(scope="module")
+def kept(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[KeptVersions]]:
+    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+        yield made
+
+
+@pytest.fixture
+def served(kept: Kept[KeptVersions]) -> Iterator[Versions]:
+    """Two versions that a master leads and a worker serves."""
+    yield from kept.lend()
 
 
 def test_each_version_has_its_own_task_and_the_older_goes_first(chain: Versions) -> None:
@@ -49,18 +97,16 @@ def test_a_producer_of_an_older_version_finds_the_result_of_its_message(chain: V
         assert producer.AsyncResult(id_).get(timeout=60) == f"{ticket} 1"
 
 
-def test_a_message_waits_for_one_in_flight_and_for_one_in_backoff(chain: Versions) -> None:
-    chain.worker("w1")
-    chain.master("m1")
-    chain.push("v1", "T", ms=400)
-    chain.push("v1", "T", fail=2)
-    wait_until(lambda: chain.started("T"), description="v1 in flight")
-    chain.push("v2", "T")
-    chain.push("v2", "other")
-    chain.wait_all()
-    assert chain.log("T") == ["v1:0", "v1:1", "v2:0"]
-    assert chain.executions("other")[0][0] < chain.executions("T")[0][1], "another ticket waited, too"
-    check(chain)
+def test_a_message_waits_for_one_in_flight_and_for_one_in_backoff(served: Versions) -> None:
+    served.push("v1", "T", ms=400)
+    served.push("v1", "T", fail=2)
+    wait_until(lambda: served.started("T"), description="v1 in flight")
+    served.push("v2", "T")
+    served.push("v2", "other")
+    served.wait_all()
+    assert served.log("T") == ["v1:0", "v1:1", "v2:0"]
+    assert served.executions("other")[0][0] < served.executions("T")[0][1], "another ticket waited, too"
+    check(served)
 
 
 def test_a_message_waits_for_a_parked_ticket_until_it_is_released(chain: Versions) -> None:
@@ -82,34 +128,32 @@ def test_a_message_waits_for_a_parked_ticket_until_it_is_released(chain: Version
     chain.check_at_rest()
 
 
-def test_a_ticket_is_parked_and_released_in_all_versions(chain: Versions) -> None:
+def test_a_ticket_is_parked_and_released_in_all_versions(served: Versions) -> None:
     def is_parked(version: str) -> bool:
-        record = chain.redis.hget(chain.keys[version].tickets, "T")
+        record = served.redis.hget(served.keys[version].tickets, "T")
         return record is not None and records.parse(record).parked
 
-    chain.worker("w1")
-    chain.master("m1")
     for _ in range(30):
-        chain.push("v1", "T", ms=100)
-    chain.push("v2", "T")
-    wait_until(lambda: chain.started("T"), description="v1 in flight")
-    assert "T will be parked when" in chain.operate("ticket", "park", "T")
-    assert "in the older version orders it is in flight" in chain.why("T") or is_parked("v1")
+        served.push("v1", "T", ms=100)
+    served.push("v2", "T")
+    wait_until(lambda: served.started("T"), description="v1 in flight")
+    assert "T will be parked when" in served.operate("ticket", "park", "T")
+    assert "in the older version orders it is in flight" in served.why("T") or is_parked("v1")
     wait_until(lambda: is_parked("v1") and is_parked("v2"), description="T to be parked in both versions")
-    done = chain.log("T")
+    done = served.log("T")
     assert len(done) < 30
-    chain.push("v1", "other")
-    chain.push("v2", "other")
-    chain.wait_ended("v2", 1)
-    assert chain.log("T") == done
-    listed = json.loads(chain.operate("ticket", "list", "--parked", "--json"))["tickets"]
+    served.push("v1", "other")
+    served.push("v2", "other")
+    served.wait_ended("v2", 1)
+    assert served.log("T") == done
+    listed = json.loads(served.operate("ticket", "list", "--parked", "--json"))["tickets"]
     assert [(one["ticket_id"], one["stream"]) for one in listed] == [("T", "orders"), ("T", "orders:v2")]
-    assert "ticket T is parked already" in chain.operate("ticket", "park", "T", code=1)
-    chain.operate("ticket", "release", "T")
-    chain.wait_all()
-    assert chain.log("T") == [*(f"v1:{n}" for n in range(30)), "v2:0"]
-    assert "ticket T is not parked" in chain.operate("ticket", "release", "T", code=1)
-    check(chain)
+    assert "ticket T is parked already" in served.operate("ticket", "park", "T", code=1)
+    served.operate("ticket", "release", "T")
+    served.wait_all()
+    assert served.log("T") == [*(f"v1:{n}" for n in range(30)), "v2:0"]
+    assert "ticket T is not parked" in served.operate("ticket", "release", "T", code=1)
+    check(served)
 
 
 def test_a_worker_is_drained_and_resumed_in_all_versions(chain: Versions) -> None:
@@ -146,45 +190,43 @@ def test_a_transfer_is_not_refused_for_a_version_without_a_ticket_of_the_worker(
     chain.check_at_rest()
 
 
-def test_a_dead_message_of_an_older_version_holds_nothing_up(chain: Versions) -> None:
-    chain.worker("w1")
-    chain.master("m1")
-    chain.push("v1", "T", fail=9)
-    chain.push("v2", "T")
-    chain.wait_all()
-    assert chain.log("T") == ["v2:0"]
-    assert chain.started("T") == ["v1:0"] * 3 + ["v2:0"]
-    check(chain)
+def test_a_dead_message_of_an_older_version_holds_nothing_up(served: Versions) -> None:
+    served.push("v1", "T", fail=9)
+    served.push("v2", "T")
+    served.wait_all()
+    assert served.log("T") == ["v2:0"]
+    assert served.started("T") == ["v1:0"] * 3 + ["v2:0"]
+    check(served)
 
 
 def test_a_message_waits_for_spilled_and_unread_ones_of_a_full_window(chain: Versions) -> None:
     chain.conf["bridge_window"] = 100
-    for n in range(400):
+    for n in range(240):
         chain.push("v1", "T" if n % 4 else f"S{n % 40}", ms=0)
-    for n in range(40):
+    for n in range(24):
         chain.push("v2", "T" if n % 2 else f"S{n}")
     chain.worker("w1")
     chain.master("m1")
     chain.wait_all()
-    assert chain.log("T")[:300] == [f"v1:{n}" for n in range(300)]
+    assert chain.log("T")[:180] == [f"v1:{n}" for n in range(180)]
     check(chain)
 
 
-def test_an_older_message_that_comes_while_a_newer_one_runs_is_next(chain: Versions) -> None:
-    chain.worker("w1")
-    chain.master("m1")
-    chain.push("v2", "T", ms=500)
-    wait_until(lambda: chain.started("T"), description="v2 in flight")
-    chain.push("v2", "T")
-    chain.push("v1", "T", ms=100)
-    chain.push("v1", "other")
-    chain.wait_ended("v1", 1)
-    assert chain.log("other") == ["v1:0"], "another ticket of the older version waited, too"
-    chain.wait_all()
-    assert chain.log("T") == ["v2:0", "v1:0", "v2:1"]
-    check(chain)
+def test_an_older_message_that_comes_while_a_newer_one_runs_is_next(served: Versions) -> None:
+    served.push("v2", "T", ms=500)
+    wait_until(lambda: served.started("T"), description="v2 in flight")
+    served.push("v2", "T")
+    served.push("v1", "T", ms=100)
+    served.push("v1", "other")
+    served.wait_ended("v1", 1)
+    assert served.log("other") == ["v1:0"], "another ticket of the older version waited, too"
+    served.wait_all()
+    assert served.log("T") == ["v2:0", "v1:0", "v2:1"]
+    check(served)
 
 
+# `test_whatever_happens_at_random` has three versions, too.
+@pytest.mark.long
 def test_three_versions(chain: Versions) -> None:
     chain.conf.update(THREE)
     for n in range(6):
@@ -218,23 +260,21 @@ def test_the_stream_of_an_older_version_is_deleted_by_hand(chain: Versions) -> N
     assert chain.log("T")[-2:] == ["v1:4", "v2:3"]
 
 
-def test_a_dead_message_of_an_older_version_is_replayed(chain: Versions) -> None:
-    chain.worker("w1")
-    chain.master("m1")
-    chain.push("v1", "T", fail=3)
-    chain.wait_ended("v1", 1)
-    chain.push("v2", "T", ms=1500)
-    wait_until(lambda: chain.started("T")[3:], description="v2 in flight")
-    chain.push("v2", "T")
-    keys = chain.keys["v1"]
-    letters: Any = chain.redis.xrange(keys.dead)
-    with client(chain.url) as raw:
+def test_a_dead_message_of_an_older_version_is_replayed(served: Versions) -> None:
+    served.push("v1", "T", fail=3)
+    served.wait_ended("v1", 1)
+    served.push("v2", "T", ms=1500)
+    wait_until(lambda: served.started("T")[3:], description="v2 in flight")
+    served.push("v2", "T")
+    keys = served.keys["v1"]
+    letters: Any = served.redis.xrange(keys.dead)
+    with client(served.url) as raw:
         give(raw, keys, Replay([letters[0][0]]))
-    assert chain.log("T") == [], "the message of v2 was over too soon"
-    chain.wait_ended("v2", 2)
-    assert chain.log("T")[:1] == ["v2:0"]
-    assert chain.started("T")[4] == "v1:0", "the replayed message goes before the next one of v2"
-    chain.check_one_at_a_time()
+    assert served.log("T") == [], "the message of v2 was over too soon"
+    served.wait_ended("v2", 2)
+    assert served.log("T")[:1] == ["v2:0"]
+    assert served.started("T")[4] == "v1:0", "the replayed message goes before the next one of v2"
+    served.check_one_at_a_time()
 
 
 @pytest.mark.parametrize("what", ["master", "worker"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from urllib.parse import urlencode
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import MasterNode, NodeYard
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 
 #: In seconds: longer than a test on a loaded machine takes between two calls of a consumer.
@@ -43,6 +45,12 @@ def call(port: int, method: str, path: str, body: Any = None, *, timeout_s: floa
         connection.close()
 
 
+def handler_command(name: str, concurrency: int, *urls: str) -> list[str]:
+    """Starts `tests.apps.http_handler`, in a form that a node forks: its imports take longer than its work."""
+    code = "from tests.apps.http_handler import main; main()"
+    return [sys.executable, "-c", code, name, str(concurrency), *urls]
+
+
 class HttpLane(LaneUnderTest):
     """A lane whose masters have ports."""
 
@@ -53,6 +61,13 @@ class HttpLane(LaneUnderTest):
     def master(self, name: str, *arguments: str, wait: bool = True, **env: str) -> MasterNode:
         self.ports[name] = free_port()
         return super().master(name, *arguments, "--http", f"{HOST}:{self.ports[name]}", wait=wait, **env)
+
+    def end_test(self) -> None:
+        """Lets all consumers leave."""
+        found: Any = self.redis.hgetall(self.keys.consumers)
+        for name, text in found.items():
+            HttpConsumerUnderTest(name, 1, self.ports["m1"], incarnation=json.loads(text)["incarnation"]).leave()
+        wait_until(lambda: not self.redis.exists(self.keys.consumers), description="all consumers to leave")
 
     def consumer(self, name: str, concurrency: int = 1, *, master: str = "m1", **more: Any) -> HttpConsumerUnderTest:
         """A registered consumer that calls ``master``."""

@@ -6,20 +6,56 @@ import json
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.waiting import wait_until
 from tests.integration.http.http_consumers import Answer, HttpLane, call
+from tests.integration.lanes import Kept
 from tests.integration.servers import run_command
 from tests.keycheck import check_keys
 
 Messages = list[dict[str, Any]]
+
+
+def led(nodes: NodeYard, server: EmbeddedServer, folder: Path, **env: str) -> HttpLane:
+    lane = HttpLane(nodes, server, folder, **env)
+    lane.master("m1")
+    return lane
+
+
+@pytest.fixture(scope="module")
+def kept(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[HttpLane]]:
+    with closing(Kept(valkey_binary, tmp_path_factory, led)) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(kept: Kept[HttpLane]) -> Iterator[HttpLane]:
+    """A lane with a master. No lease ends during a test, unless its consumer leaves."""
+    yield from kept.lend()
+
+
+@pytest.fixture(scope="module")
+def kept_short(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[HttpLane]]:
+    with closing(Kept(valkey_binary, tmp_path_factory, partial(led, COUNTER_LEASE="6"))) as made:
+        yield made
+
+
+@pytest.fixture
+def short(kept_short: Kept[HttpLane]) -> Iterator[HttpLane]:
+    """A lane with a master, and leases that end soon."""
+    yield from kept_short.lend()
 
 
 def order(lane: HttpLane, *arguments: str) -> None:

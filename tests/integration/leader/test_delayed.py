@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,27 @@ from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import holds_for, wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
-def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+def unled(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
+
+
+@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
+def kept(
+    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept[LaneUnderTest]]:
+    begin = partial(begun, COUNTER_BUNDLE_MS=request.param)
+    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A lane with a master and a worker."""
+    yield from kept.lend()
 
 
 def now_ms(lane: LaneUnderTest) -> int:
@@ -51,9 +69,6 @@ def assert_nothing_left(lane: LaneUnderTest) -> None:
 
 
 def test_others_overtake_a_delayed_message_and_a_held_ticket_waits(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     push(lane, "over", 2, 1500)
     push(lane, "held", 0, 1500, hold=True)
     for n in range(2):
@@ -66,44 +81,41 @@ def test_others_overtake_a_delayed_message_and_a_held_ticket_waits(lane: LaneUnd
     assert_nothing_left(lane)
 
 
-def test_what_is_due_while_nobody_leads_goes_before_what_comes_later(lane: LaneUnderTest) -> None:
-    push(lane, "A", 0, 300)
-    push(lane, "A", 2, 700)
-    due = now_ms(lane) + 300
-    wait_until(lambda: now_ms(lane) > due, description="the first to be due")
-    push(lane, "A", 1)
-    lane.worker("w1")
-    lane.master("m1")
-    lane.wait_done(3)
-    assert lane.log("A") == [0, 1, 2]
-    assert_nothing_left(lane)
+def test_what_is_due_while_nobody_leads_goes_before_what_comes_later(unled: LaneUnderTest) -> None:
+    push(unled, "A", 0, 300)
+    push(unled, "A", 2, 700)
+    due = now_ms(unled) + 300
+    wait_until(lambda: now_ms(unled) > due, description="the first to be due")
+    push(unled, "A", 1)
+    unled.worker("w1")
+    unled.master("m1")
+    unled.wait_done(3)
+    assert unled.log("A") == [0, 1, 2]
+    assert_nothing_left(unled)
 
 
 def test_what_was_due_goes_first_and_a_deleted_entry_is_a_dead_letter_although_the_ended_leader_read_on(
-    lane: LaneUnderTest,
+    unled: LaneUnderTest,
 ) -> None:
-    master = lane.master("m1")
-    ids = [push(lane, "A", n, 1500) for n in range(3)]
-    wait_until(lambda: delayed(lane) == 3, description="the messages to be delayed")
-    due = now_ms(lane) + 1500
+    master = unled.master("m1")
+    ids = [push(unled, "A", n, 1500) for n in range(3)]
+    wait_until(lambda: delayed(unled) == 3, description="the messages to be delayed")
+    due = now_ms(unled) + 1500
     master.kill()
-    lane.redis.xdel(lane.keys.stream, ids[1])
-    wait_until(lambda: now_ms(lane) > due, description="the messages to be due")
-    push(lane, "A", 3)
+    unled.redis.xdel(unled.keys.stream, ids[1])
+    wait_until(lambda: now_ms(unled) > due, description="the messages to be due")
+    push(unled, "A", 3)
     # The leader ended between its read and the move of what was due.
-    lane.redis.xreadgroup(lane.keys.group, "master", {lane.keys.stream: ">"})
-    lane.worker("w1")
-    lane.master("m2")
-    lane.wait_done(4)
-    assert lane.log("A") == [0, 2, 3]
-    assert [letter["message_id"] for letter in lane.dead_letters()] == [ids[1]]
-    assert_nothing_left(lane)
+    unled.redis.xreadgroup(unled.keys.group, "master", {unled.keys.stream: ">"})
+    unled.worker("w1")
+    unled.master("m2")
+    unled.wait_done(4)
+    assert unled.log("A") == [0, 2, 3]
+    assert [letter["message_id"] for letter in unled.dead_letters()] == [ids[1]]
+    assert_nothing_left(unled)
 
 
 def test_a_delayed_message_waits_under_a_name_of_its_own_and_keeps_its_id(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     id_ = push(lane, "A", 0, 60_000)
     wait_until(lambda: delayed(lane), description="the message to be delayed")
     assert lane.in_flight("master/delayed") == [id_]
@@ -117,9 +129,6 @@ def test_a_delayed_message_waits_under_a_name_of_its_own_and_keeps_its_id(lane: 
 
 
 def test_orders_cancel_and_reschedule_what_is_not_due(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     client = lane.server.client()
     gone, moved = push(lane, "A", 9, 60_000), push(lane, "A", 1, 60_000)
     held, later = push(lane, "H", 9, 60_000, hold=True), push(lane, "H", 1, 60_000, hold=True)
@@ -140,9 +149,6 @@ def test_orders_cancel_and_reschedule_what_is_not_due(lane: LaneUnderTest) -> No
 
 
 def test_a_due_message_of_a_parked_ticket_is_put_aside_and_goes_out_in_order(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     client = lane.server.client()
     give(client, lane.keys, Park("A"))
     push(lane, "A", 1, 300)
@@ -158,9 +164,6 @@ def test_a_due_message_of_a_parked_ticket_is_put_aside_and_goes_out_in_order(lan
 
 
 def test_delayed_entries_that_were_changed_by_hand_are_delayed_again(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     ids = [push(lane, "A", n, 60_000) for n in range(4)]
     wait_until(lambda: delayed(lane) == 4, description="the messages to be delayed")
     stream, group = lane.keys.stream, lane.keys.group
@@ -184,14 +187,14 @@ def test_delayed_entries_that_were_changed_by_hand_are_delayed_again(lane: LaneU
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
-    lane: LaneUnderTest, rounds: int, capsys: pytest.CaptureFixture[str]
+    unled: LaneUnderTest, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = secrets.randbelow(10**9)
     dice = random.Random(seed)
     with capsys.disabled():
         print(f"seed {seed}", end=" ")
-    lane.worker("w1")
-    masters = [lane.master("m1"), lane.master("m2")]
+    unled.worker("w1")
+    masters = [unled.master("m1"), unled.master("m2")]
     tickets = 5
     expected: dict[str, list[tuple[Any, int]]] = {f"T{t}": [] for t in range(tickets)}
     n = 0
@@ -199,30 +202,30 @@ def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
         for _ in range(60):
             ticket = f"T{dice.randrange(tickets)}"
             delay_ms = dice.choice([0, 0, 300, 600, 900])
-            due = now_ms(lane) + delay_ms
+            due = now_ms(unled) + delay_ms
             fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": n})}
             if delay_ms:
                 fields["due"] = due
-            raw: Any = lane.redis.xadd(lane.keys.stream, fields)
+            raw: Any = unled.redis.xadd(unled.keys.stream, fields)
             key = tuple(map(int, str(raw).split("-")))
             late = delay_ms > 0 and due > key[0]
             expected[ticket].append(((due, 2**64, *key) if late else key, n))
             n += 1
-        kill_at = now_ms(lane) + dice.randrange(200, 1000)
-        wait_until(lambda kill_at=kill_at: now_ms(lane) >= kill_at, description="the time to kill", interval_s=0.005)  # type: ignore[misc]
-        token = lane.wait_leader()
+        kill_at = now_ms(unled) + dice.randrange(200, 1000)
+        wait_until(lambda kill_at=kill_at: now_ms(unled) >= kill_at, description="the time to kill", interval_s=0.005)  # type: ignore[misc]
+        token = unled.wait_leader()
         # The token may still be that of the one that was killed before.
         victim = next((master for master in masters if f":{master.pid}:" in token), masters[0])
         victim.kill()
         victim.wait()
         victim.start()
-    lane.wait_done(n, timeout_s=180)
-    found = {ticket: lane.log(ticket) for ticket in expected}
+    unled.wait_done(n, timeout_s=180)
+    found = {ticket: unled.log(ticket) for ticket in expected}
     assert found == {ticket: [number for _, number in sorted(those)] for ticket, those in expected.items()}, seed
-    assert lane.count("done") == n
-    assert_nothing_left(lane)
-    with lane.server.client(protocol=2) as client:
-        verdict = audit(client, lane.keys, since="0")
+    assert unled.count("done") == n
+    assert_nothing_left(unled)
+    with unled.server.client(protocol=2) as client:
+        verdict = audit(client, unled.keys, since="0")
     assert verdict.ok, (seed, verdict.examples)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,30 @@ import pytest
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
+
+
+@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
+def kept(
+    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept[LaneUnderTest]]:
+    begin = partial(begun, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
+    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A lane with a master and a worker."""
+    yield from kept.lend()
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
-def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+def unled(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    """A lane with a worker, for tests that start a master of their own."""
     lane = LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
     lane.worker("w1", wait=False)
     return lane
-
-
-def start(lane: LaneUnderTest, unknown_after: str = "600") -> None:
-    """The master starts last, so earlier messages are a backlog, and travel in bundles if those are on."""
-    lane.wait_consumers(1)
-    lane.master("m1", COUNTER_UNKNOWN_AFTER=unknown_after)
 
 
 def warm(lane: LaneUnderTest, task: str = "counter.append") -> int:
@@ -35,7 +48,6 @@ def warm(lane: LaneUnderTest, task: str = "counter.append") -> int:
 
 
 def test_a_failing_message_is_retried_and_its_ticket_waits_with_it(lane: LaneUnderTest) -> None:
-    start(lane)
     done = warm(lane, "counter.flaky")
     for n in range(5):
         lane.push("A", {"n": n, "until": 3 if n == 1 else 1}, "counter.flaky")
@@ -52,7 +64,6 @@ def test_a_failing_message_is_retried_and_its_ticket_waits_with_it(lane: LaneUnd
 
 
 def test_after_max_attempts_it_is_dead_with_everything_and_its_ticket_goes_on(lane: LaneUnderTest) -> None:
-    start(lane)
     done = warm(lane, "counter.flaky")
     bad = lane.push("A", {"n": 0, "until": 99}, "counter.flaky")
     lane.push("A", {"n": 1, "until": 1}, "counter.flaky")
@@ -72,7 +83,6 @@ def test_after_max_attempts_it_is_dead_with_everything_and_its_ticket_goes_on(la
 
 
 def test_retry_with_a_countdown_waits_in_redis_first_of_its_ticket(lane: LaneUnderTest) -> None:
-    start(lane)
     id_ = lane.push("A", {"n": 0, "countdown": 3.0}, "counter.asks_again")
     lane.push("A", {"n": 1})
 
@@ -89,7 +99,6 @@ def test_retry_with_a_countdown_waits_in_redis_first_of_its_ticket(lane: LaneUnd
 
 
 def test_celerys_autoretry_ends_in_the_same_path(lane: LaneUnderTest) -> None:
-    start(lane)
     lane.push("A", {"n": 0, "until": 2}, "counter.auto")
     lane.push("B", {"n": 0, "until": 99}, "counter.auto")
 
@@ -102,7 +111,6 @@ def test_celerys_autoretry_ends_in_the_same_path(lane: LaneUnderTest) -> None:
 
 @pytest.mark.parametrize("task", ["counter.hard", "counter.soft"])
 def test_a_time_limit_is_a_failed_attempt(lane: LaneUnderTest, task: str) -> None:
-    start(lane)
     done = warm(lane, task)
     lane.push("A", {"n": 0, "until": 2}, task)
     lane.push("A", {"n": 1, "until": 1}, task)
@@ -117,7 +125,6 @@ def test_a_time_limit_is_a_failed_attempt(lane: LaneUnderTest, task: str) -> Non
 
 
 def test_a_killed_pool_process_charges_the_message_that_ran_and_no_other(lane: LaneUnderTest) -> None:
-    start(lane)
     done = warm(lane, "counter.dies")
     lane.push("A", {"n": 0, "until": 99}, "counter.dies")
     for ticket in "BCDEFGH":
@@ -136,7 +143,6 @@ def test_a_killed_pool_process_charges_the_message_that_ran_and_no_other(lane: L
 
 
 def test_reject_is_dead_at_once_and_ignore_is_done(lane: LaneUnderTest) -> None:
-    start(lane)
     lane.push("A", {}, "counter.rejects")
     lane.push("B", {}, "counter.ignores")
     lane.push("C", {"requeue": True}, "counter.rejects")
@@ -150,7 +156,6 @@ def test_reject_is_dead_at_once_and_ignore_is_done(lane: LaneUnderTest) -> None:
 
 @pytest.mark.parametrize("task", ["counter.wrong_effect", "counter.wrong_effect_ignored"])
 def test_effects_that_cannot_be_applied_fail_the_message_and_change_nothing(lane: LaneUnderTest, task: str) -> None:
-    start(lane)
     lane.redis.set("a-string:A", "text")
     lane.push("A", {"n": 0}, task)
     lane.push("B", {"n": 0}, task)
@@ -163,9 +168,9 @@ def test_effects_that_cannot_be_applied_fail_the_message_and_change_nothing(lane
     assert "holds a string, not a list" in letter["error"]
 
 
-def test_broken_messages_are_dead_at_once_and_delay_no_ticket(lane: LaneUnderTest) -> None:
-    stream = lane.keys.stream
-    raw = lane.server.client()
+def test_broken_messages_are_dead_at_once_and_delay_no_ticket(unled: LaneUnderTest) -> None:
+    stream = unled.keys.stream
+    raw = unled.server.client()
     raw.xadd(stream, {"payload": "{}"})
     raw.xadd(stream, {"ticket_id": "A", "payload": "{"})
     raw.xadd(stream, {"ticket_id": b"\xff", "payload": "{}"})
@@ -176,13 +181,14 @@ def test_broken_messages_are_dead_at_once_and_delay_no_ticket(lane: LaneUnderTes
     raw.xadd(stream, {"ticket_id": "A", "task": "celery.backend_cleanup", "payload": "{}"})
     raw.xadd(stream, {"ticket_id": "A", "payload": '{"n": NaN}'})
     raw.xadd(stream, {"ticket_id": "x" * 513, "payload": "{}"})
-    lane.push("A", {"n": 0})
-    start(lane, unknown_after="0.5")
+    unled.push("A", {"n": 0})
+    unled.wait_consumers(1)
+    unled.master("m1", COUNTER_UNKNOWN_AFTER="0.5")
 
-    lane.wait_done(11)
+    unled.wait_done(11)
 
-    assert lane.log("A") == [0]
-    letters: Any = raw.xrange(lane.keys.dead)
+    assert unled.log("A") == [0]
+    letters: Any = raw.xrange(unled.keys.dead)
     reasons = [letter[b"reason"].decode() for _, letter in letters]
     assert reasons == [
         "no ticket_id",
@@ -197,27 +203,27 @@ def test_broken_messages_are_dead_at_once_and_delay_no_ticket(lane: LaneUnderTes
         # Another worker may have a task of this name later, so the message waited.
         "unknown task",
     ]
-    lane.assert_at_rest()
+    unled.assert_at_rest()
 
 
-def test_a_task_that_only_the_master_knows_is_dead_not_silent(lane: LaneUnderTest) -> None:
-    lane.wait_consumers(1)
-    lane.master("m1", COUNTER_EXTRA="1", COUNTER_UNKNOWN_AFTER="0.5")
-    lane.push("A", {"n": 0}, "counter.extra")
-    lane.push("A", {"n": 1})
+def test_a_task_that_only_the_master_knows_is_dead_not_silent(unled: LaneUnderTest) -> None:
+    unled.wait_consumers(1)
+    unled.master("m1", COUNTER_EXTRA="1", COUNTER_UNKNOWN_AFTER="0.5")
+    unled.push("A", {"n": 0}, "counter.extra")
+    unled.push("A", {"n": 1})
 
-    lane.wait_done(2)
+    unled.wait_done(2)
 
-    [letter] = lane.dead_letters()
+    [letter] = unled.dead_letters()
     assert letter["ticket_id"] == "A"
     assert "counter.extra" in letter["error"]
-    assert lane.log("A") == [1]
-    lane.assert_at_rest()
+    assert unled.log("A") == [1]
+    unled.assert_at_rest()
 
 
-def test_a_lost_celery_message_goes_out_again(lane: LaneUnderTest) -> None:
-    lane.nodes.nodes[0].close()  # this test wants a lease of its own
-    quick = LaneUnderTest(lane.nodes, lane.server, lane.ledger, **{**lane.env, "COUNTER_LEASE": "5"})
+def test_a_lost_celery_message_goes_out_again(unled: LaneUnderTest) -> None:
+    unled.nodes.nodes[0].close()  # this test wants a lease of its own
+    quick = LaneUnderTest(unled.nodes, unled.server, unled.ledger, **{**unled.env, "COUNTER_LEASE": "5"})
     quick.master("m1")
     worker = quick.worker("w2", "--concurrency=1")
     quick.wait_consumers(1)

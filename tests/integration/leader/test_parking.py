@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,28 @@ from bridge.protocol.orders import ORDERS
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import holds_for, wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
+
+
+@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
+def kept(
+    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept[LaneUnderTest]]:
+    begin = partial(begun, COUNTER_BUNDLE_MS=request.param)
+    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A lane with a master and a worker."""
+    yield from kept.lend()
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
-def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+def own_lane(
+    request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
@@ -51,9 +71,7 @@ def restart(lane: LaneUnderTest, master: Any) -> None:
 
 
 def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderTest) -> None:
-    master = lane.master("m1")
-    lane.worker("w1", "--concurrency=2")
-    lane.wait_consumers(1)
+    [master] = lane.nodes.masters()
     # Given tickets that are idle, in flight with more behind, in backoff, and one that is left alone
     order(lane, "park", ticket="idle", reason="a test")
     for n in range(30):
@@ -90,30 +108,29 @@ def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderT
     assert not [entry["name"] for entry in names if "/parked/" in entry["name"]]
 
 
-def test_a_dead_message_parks_its_ticket_and_its_replay_comes_first(lane: LaneUnderTest) -> None:
-    lane.env["COUNTER_ON_DEAD"] = "park"
-    master = lane.master("m1")
-    lane.worker("w1")
-    push_flaky(lane, "T", 0)
+def test_a_dead_message_parks_its_ticket_and_its_replay_comes_first(own_lane: LaneUnderTest) -> None:
+    own_lane.env["COUNTER_ON_DEAD"] = "park"
+    master = own_lane.master("m1")
+    own_lane.worker("w1")
+    push_flaky(own_lane, "T", 0)
     for n in range(1, 5):
-        lane.push("T", {"n": n})
-    wait_until(lambda: shelved(lane, "T") == 4, description="the ticket to be parked")
-    [letter] = letters_of(lane, "T")
-    lane.redis.set("log:fixed", 1)
-    restart(lane, master)
+        own_lane.push("T", {"n": n})
+    wait_until(lambda: shelved(own_lane, "T") == 4, description="the ticket to be parked")
+    [letter] = letters_of(own_lane, "T")
+    own_lane.redis.set("log:fixed", 1)
+    restart(own_lane, master)
     # The replayed message comes before all messages that are younger
-    assert order(lane, "replay", letters=[letter])["replayed"] == [letter]
-    wait_until(lambda: shelved(lane, "T") == 5, description="it to stand with the others")
-    restart(lane, master)
-    order(lane, "release", ticket="T")
-    lane.wait_done(6)
-    assert lane.log("T") == [0, 1, 2, 3, 4]
-    lane.assert_at_rest()
+    assert order(own_lane, "replay", letters=[letter])["replayed"] == [letter]
+    wait_until(lambda: shelved(own_lane, "T") == 5, description="it to stand with the others")
+    restart(own_lane, master)
+    order(own_lane, "release", ticket="T")
+    own_lane.wait_done(6)
+    assert own_lane.log("T") == [0, 1, 2, 3, 4]
+    own_lane.assert_at_rest()
 
 
 def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) -> None:
-    master = lane.master("m1")
-    lane.worker("w1", "--concurrency=1")
+    [master] = lane.nodes.masters()
     # Given two dead messages, a younger one that awaits a retry, and one behind it
     push_flaky(lane, "T", 0)
     push_flaky(lane, "T", 1)
@@ -137,8 +154,6 @@ def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) ->
 
 
 def test_a_replay_beside_what_is_in_flight_waits_for_no_more_than_that(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1", "--concurrency=1")
     push_flaky(lane, "T", 0)
     wait_until(lambda: letters_of(lane, "T"), description="a dead letter")
     lane.redis.set("log:fixed", 1)
@@ -156,35 +171,35 @@ def in_flight_of(lane: LaneUnderTest, ticket: str) -> bool:
     return text is not None and json.loads(text)[0] > 0
 
 
-@pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
+@pytest.mark.parametrize("own_lane", ["10"], indirect=True, ids=["bundles"])
 @pytest.mark.long
-def test_thousands_behind_parked_tickets_hold_no_window(lane: LaneUnderTest) -> None:
-    lane.env["COUNTER_WINDOW"] = "100"
-    master = lane.master("m1")
-    lane.worker("w1")
-    order(lane, "park", ticket="T0")
+def test_thousands_behind_parked_tickets_hold_no_window(own_lane: LaneUnderTest) -> None:
+    own_lane.env["COUNTER_WINDOW"] = "100"
+    master = own_lane.master("m1")
+    own_lane.worker("w1")
+    order(own_lane, "park", ticket="T0")
     # Given 10,000 messages of parked tickets; one was spilled when it was parked
-    lane.push("T1", {"n": 0, "ms": 1000})
-    with lane.redis.pipeline(transaction=False) as pipe:
+    own_lane.push("T1", {"n": 0, "ms": 1000})
+    with own_lane.redis.pipeline(transaction=False) as pipe:
         for n in range(5000):
             for ticket in ("T0", "T1"):
                 number = n if ticket == "T0" else n + 1
-                pipe.xadd(lane.keys.stream, {"ticket_id": ticket, "payload": json.dumps({"n": number})})
+                pipe.xadd(own_lane.keys.stream, {"ticket_id": ticket, "payload": json.dumps({"n": number})})
         pipe.execute()
-    order(lane, "park", ticket="T1")
+    order(own_lane, "park", ticket="T1")
     began = time.monotonic()
     # When others come behind them
     for n in range(200):
-        lane.push(f"O{n % 20}", {"n": n // 20})
-    wait_until(lambda: all(len(lane.log(f"O{i}")) == 10 for i in range(20)), description="others to go on")
+        own_lane.push(f"O{n % 20}", {"n": n // 20})
+    wait_until(lambda: all(len(own_lane.log(f"O{i}")) == 10 for i in range(20)), description="others to go on")
     print(f"200 messages behind 10,000 parked ones: {time.monotonic() - began:.2f} s")
-    holds_for(lambda: not lane.log("T0"), description="the parked one stands still", duration_s=0.2)
-    restart(lane, master)
-    done = lane.count("done")
-    assert order(lane, "release", ticket="T0")["messages"] == 5000
-    order(lane, "release", ticket="T1")
-    lane.wait_done(10_201)
+    holds_for(lambda: not own_lane.log("T0"), description="the parked one stands still", duration_s=0.2)
+    restart(own_lane, master)
+    done = own_lane.count("done")
+    assert order(own_lane, "release", ticket="T0")["messages"] == 5000
+    order(own_lane, "release", ticket="T1")
+    own_lane.wait_done(10_201)
     assert done < 10_201
-    assert lane.log("T0") == list(range(5000))
-    assert lane.log("T1") == list(range(5001))
-    lane.assert_at_rest()
+    assert own_lane.log("T0") == list(range(5000))
+    assert own_lane.log("T1") == list(range(5001))
+    own_lane.assert_at_rest()

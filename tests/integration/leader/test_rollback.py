@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
 
 
-@pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
-def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
+@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
+def kept(
+    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept[LaneUnderTest]]:
+    begin = partial(begun, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
+    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+        yield made
+
+
+@pytest.fixture
+def lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A lane with a master and a worker."""
+    yield from kept.lend()
 
 
 def undone(lane: LaneUnderTest, ticket: str) -> list[list[Any]]:
@@ -32,9 +43,7 @@ def starts(lane: LaneUnderTest) -> list[Any]:
 
 
 def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    worker = lane.worker("w1")
-    lane.wait_consumers(1)
+    [worker] = lane.nodes.workers()
     lane.push("A", {"n": 9, "until": 1}, "counter.undoes")
     lane.push("A", {"n": 0, "until": 2}, "counter.undoes")
     lane.push("A", {"n": 1, "until": 1}, "counter.undoes")
@@ -53,9 +62,6 @@ def test_a_pool_process_that_died_is_undone_before_the_next_attempt(lane: LaneUn
 
 
 def test_every_attempt_that_is_cut_off_is_undone(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     lane.push("A", {"n": 0, "until": 3}, "counter.undoes")
     lane.wait_done(1)
     assert [seen[0] for seen in undone(lane, "A")] == [1, 2]
@@ -64,9 +70,6 @@ def test_every_attempt_that_is_cut_off_is_undone(lane: LaneUnderTest) -> None:
 
 
 def test_a_rollback_that_fails_is_owed_until_it_succeeds(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     lane.push("A", {"n": 0, "until": 2, "undo_fails_until": 3}, "counter.undoes")
     lane.wait_done(1)
     # Attempt 1 was cut off; 2 and 3 failed in its rollback; 4 rolled it back and went on
@@ -79,9 +82,6 @@ def test_a_rollback_that_fails_is_owed_until_it_succeeds(lane: LaneUnderTest) ->
 
 
 def test_a_time_limit_is_undone_like_a_crash(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     lane.push("A", {"n": 0, "until": 2}, "counter.undoes_late")
     lane.wait_done(1)
     [(attempt, _, _, cause)] = undone(lane, "A")
@@ -91,9 +91,7 @@ def test_a_time_limit_is_undone_like_a_crash(lane: LaneUnderTest) -> None:
 
 
 def test_a_worker_that_died_is_undone_elsewhere(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    victim = lane.worker("w1", "--concurrency=1")
-    lane.wait_consumers(1)
+    [victim] = lane.nodes.workers()
     lane.push("A", {"n": 0, "until": 2, "ms": 60_000}, "counter.undoes")
     wait_until(lambda: starts(lane), description="the task to start")
     lane.worker("w2", "--concurrency=1")
@@ -107,9 +105,6 @@ def test_a_worker_that_died_is_undone_elsewhere(lane: LaneUnderTest) -> None:
 
 
 def test_an_attempt_that_only_failed_is_not_undone(lane: LaneUnderTest) -> None:
-    lane.master("m1")
-    lane.worker("w1")
-    lane.wait_consumers(1)
     lane.push("A", {"n": 0, "until": 2, "raises": True}, "counter.undoes")
     lane.wait_done(1)
     assert undone(lane, "A") == []
