@@ -1,4 +1,4 @@
-"""Lanes with HTTP consumers."""
+"""Lanes with HTTP consumers, and the server of tests that share a port."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
+from tests.conftest import emptied
 from tests.integration.http.http_consumers import HttpLane
 
 
@@ -25,3 +26,17 @@ def short(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLa
     lane = HttpLane(nodes, own_server, tmp_path, COUNTER_LEASE="6")
     lane.master("m1")
     return lane
+
+
+@pytest.fixture(scope="module")
+def module_server(valkey_of_session: EmbeddedServer) -> EmbeddedServer:
+    """The server of the port that all tests of a module share: to make an application takes longer than most tests."""
+    return emptied(valkey_of_session)
+
+
+@pytest.fixture
+def flushed(module_server: EmbeddedServer) -> EmbeddedServer:
+    """The same server without keys. The connections of the port stay open, which `emptied` would close."""
+    with module_server.client() as client:
+        client.flushall()
+    return module_server

@@ -112,6 +112,11 @@ def port_of(
         server.join()
 
 
+def client_of(port: Port) -> Port:
+    """A client of the same port without a token, for one test."""
+    return Port(port.number, server=port.server)
+
+
 def token_file(folder: Path, *entries: Mapping[str, Any]) -> Path:
     """A file of tokens. The token of NAME is `secret_of` NAME."""
     file = folder / "tokens.json"

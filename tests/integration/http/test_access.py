@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from bridge.http.options import HttpOptions, read_address
 from bridge.http.serving import HttpServer
 from bridge.routing.errors import ConfigurationError
 from bridge.stack.embedded import EmbeddedServer
-from tests.integration.http.http_port import Port, app_of, port_of, secret_of, token_file
+from tests.integration.http.http_port import Port, app_of, client_of, port_of, secret_of, token_file
 
 GOOD = {"name": "a", "token": "t" * 30, "verbs": ["push"], "subscriptions": ["*"]}
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+def tokens_in(folder: Path) -> Path:
     return token_file(
-        tmp_path,
+        folder,
         {"name": "producer", "verbs": ["push"]},
         {"name": "reader", "verbs": ["read"]},
         {"name": "billing", "verbs": ["push"], "subscriptions": ["billing"]},
@@ -36,13 +36,30 @@ def file(tmp_path: Path) -> Path:
     )
 
 
-@pytest.fixture
-def port(valkey: EmbeddedServer, file: Path) -> Iterator[Port]:
+@contextmanager
+def port_with(server: EmbeddedServer, tokens: Path) -> Iterator[Port]:
     subscriptions = {"billing": {"task": "shop.apply"}, "stock": {"task": "shop.other"}}
-    app = app_of(valkey.url, bridge_default_task=None, bridge_subscriptions=subscriptions)
-    with port_of(app, tokens=file) as found:
+    app = app_of(server.url, bridge_default_task=None, bridge_subscriptions=subscriptions)
+    with port_of(app, tokens=tokens) as found:
         yield found
     app.bridge.client.close()
+
+
+@pytest.fixture
+def valkey(flushed: EmbeddedServer) -> EmbeddedServer:
+    return flushed
+
+
+@pytest.fixture(scope="module")
+def kept_port(module_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
+    with port_with(module_server, tokens_in(tmp_path_factory.mktemp("tokens"))) as found:
+        yield found
+
+
+@pytest.fixture
+def port(kept_port: Port, valkey: EmbeddedServer) -> Port:
+    del valkey  # nothing is in it
+    return client_of(kept_port)
 
 
 def push(port: Port, name: str | None, task: str = "shop.apply") -> int:
@@ -91,19 +108,21 @@ def test_without_tokens_a_name_that_is_not_of_this_machine_is_refused(valkey: Em
     app.bridge.client.close()
 
 
-def test_the_file_is_read_again_and_a_bad_one_changes_nothing(port: Port, file: Path) -> None:
-    assert port.server is not None
-    before = file.read_text()
-    file.write_text(json.dumps([{**GOOD, "name": "later", "token": secret_of("later")}]))
-    port.server.reload()
-    assert (push(port, "later"), push(port, "producer")) == (201, 401)
-    for bad in ("[", "[]", json.dumps([{**GOOD, "token": "short"}])):
-        file.write_text(bad)
+def test_the_file_is_read_again_and_a_bad_one_changes_nothing(valkey: EmbeddedServer, tmp_path: Path) -> None:
+    file = tokens_in(tmp_path)
+    with port_with(valkey, file) as port:
+        assert port.server is not None
+        before = file.read_text()
+        file.write_text(json.dumps([{**GOOD, "name": "later", "token": secret_of("later")}]))
         port.server.reload()
-        assert push(port, "later") == 201
-    file.write_text(before)
-    port.server.reload()
-    assert push(port, "producer") == 201
+        assert (push(port, "later"), push(port, "producer")) == (201, 401)
+        for bad in ("[", "[]", json.dumps([{**GOOD, "token": "short"}])):
+            file.write_text(bad)
+            port.server.reload()
+            assert push(port, "later") == 201
+        file.write_text(before)
+        port.server.reload()
+        assert push(port, "producer") == 201
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tests.integration.http.http_port import Port, app_of, port_of
 ITEM = {"consumer": "h1", "incarnation": "i", "message_id": "1-0", "fence": 1, "outcome": "failed"}
 
 
-@pytest.fixture
-def port(valkey: EmbeddedServer) -> Iterator[Port]:
-    app = app_of(valkey.url)
+@pytest.fixture(scope="module")
+def port(module_server: EmbeddedServer) -> Iterator[Port]:
+    app = app_of(module_server.url)
     with port_of(app) as found:
         yield found
     app.bridge.client.close()

@@ -63,17 +63,24 @@ PUSHES: dict[str, tuple[Any, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("answers", [0, 1, 3])
-@pytest.mark.parametrize("kind", PUSHES)
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [
+        # What is sent in one step ends with its first answer.
+        pytest.param(kind, answers, marks=pytest.mark.long if answers == 3 and kind in ("one", "events") else ())
+        for kind in PUSHES
+        for answers in (0, 1, 3)
+    ],
+)
 def test_a_push_that_a_stop_cuts_off_says_what_is_in(
-    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, kind: str, answers: int
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, kind: str, answers: int
 ) -> None:
     """Else a client that sends it again would add it twice."""
     monkeypatch.setattr(serving, "STOP_S", 0.2)
-    app = app_of(own_server.url)
+    app = app_of(valkey.url)
     # Its first call may only load the scripts.
     app.tasks["shop.apply"].push("warm", 0)
-    stream = own_server.client(decode_responses=True)
+    stream = valkey.client(decode_responses=True)
     stream.delete("ticket_stream")
     body, headers = PUSHES[kind]
     replies = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from bridge.stack.ports import HOST
 from bridge.testing.nodes.node import Node, NodeYard
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
-from tests.integration.http.http_consumers import SHORT_LEASE, HttpLane
+from tests.integration.http.http_consumers import SHORT_LEASE, HttpLane, handler_command
 
 
 @pytest.fixture
@@ -25,9 +24,8 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLan
 
 def start(lane: HttpLane, name: str, concurrency: int = 2) -> Node:
     urls = [f"http://{HOST}:{port}" for port in lane.ports.values()]
-    command = [sys.executable, "-m", "tests.apps.http_handler", name, str(concurrency), *urls]
     env = {**lane.env, "CELERY_BROKER_URL": lane.server.url}
-    return lane.nodes.process(name, command, env=env, cwd=ROOT, ready_text="ready")
+    return lane.nodes.process(name, handler_command(name, concurrency, *urls), env=env, cwd=ROOT, ready_text="ready")
 
 
 def test_consumers_and_masters_that_are_killed_lose_and_repeat_nothing_out_of_order(lane: HttpLane) -> None:

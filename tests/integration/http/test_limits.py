@@ -19,16 +19,30 @@ from tests.integration.http.http_port import Port, app_of, port_of
 BODY = 50_000
 
 
-@pytest.fixture
-def port(valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
-    for name, seconds in (("HEADERS_S", 0.5), ("BODY_S", 0.7), ("WRITE_S", 0.3)):
-        monkeypatch.setattr(connections, name, seconds)
-    app = app_of(valkey.url, bridge_http_max_body=BODY, bridge_http_max_connections=20)
-    with port_of(app) as found:
-        yield found
-        # Whatever was done to it.
-        assert found.get("/api/health").status == 200
+@contextlib.contextmanager
+def limited_port(server: EmbeddedServer) -> Iterator[Port]:
+    app = app_of(server.url, bridge_http_max_body=BODY, bridge_http_max_connections=20)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in (("HEADERS_S", 0.5), ("BODY_S", 0.7), ("WRITE_S", 0.3)):
+            patch.setattr(connections, name, seconds)
+        with port_of(app) as found:
+            yield found
+            # Whatever was done to it.
+            assert found.get("/api/health").status == 200
     app.bridge.client.close()
+
+
+@pytest.fixture
+def port(flushed: EmbeddedServer) -> Iterator[Port]:
+    with limited_port(flushed) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def kept_port(module_server: EmbeddedServer) -> Iterator[Port]:
+    """For requests that no later test could find traces of: each is answered, and its connection closed."""
+    with limited_port(module_server) as found:
+        yield found
 
 
 def all_of(dialled: socket.socket) -> bytes:
@@ -95,9 +109,9 @@ def test_a_body_without_a_length_is_counted_as_it_comes(port: Port) -> None:
     ],
 )
 def test_what_is_not_good_http_gets_one_answer_and_no_line_in_the_log(
-    port: Port, caplog: pytest.LogCaptureFixture, sent: bytes, status: bytes
+    kept_port: Port, caplog: pytest.LogCaptureFixture, sent: bytes, status: bytes
 ) -> None:
-    with port.dial() as dialled:
+    with kept_port.dial() as dialled:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             dialled.sendall(sent)
         answer = all_of(dialled)
@@ -105,6 +119,8 @@ def test_what_is_not_good_http_gets_one_answer_and_no_line_in_the_log(
     assert b"Traceback" not in answer
     # The server logs a request before it answers it.
     assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
+    # Whatever was done to it.
+    assert kept_port.get("/api/health").status == 200
 
 
 def test_a_client_that_sends_its_headers_slowly_is_cut_off(port: Port) -> None:
@@ -158,8 +174,8 @@ def test_a_connection_too_many_is_told_so(port: Port) -> None:
     assert b"20 open connections" in answer
 
 
-def test_a_long_poll_too_many_is_told_so_and_the_others_are_answered_at_the_stop(valkey: EmbeddedServer) -> None:
-    app = app_of(valkey.url, bridge_http_max_polls=2)
+def test_a_long_poll_too_many_is_told_so_and_the_others_are_answered_at_the_stop(flushed: EmbeddedServer) -> None:
+    app = app_of(flushed.url, bridge_http_max_polls=2)
     with port_of(app) as port, contextlib.ExitStack() as stack:
         polls = []
         for n in range(3):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import MasterNode, NodeYard, broker_environment
 from bridge.testing.nodes.process import ROOT
 from bridge.testing.waiting import wait_until
-from tests.integration.http.http_consumers import HttpConsumerUnderTest, HttpLane, call
+from tests.integration.http.http_consumers import HttpConsumerUnderTest, HttpLane, call, handler_command
 from tests.integration.lanes import APP
 from tests.integration.servers import run_command
 from tests.integration.versions import APP as VERSIONS_APP
@@ -205,7 +204,8 @@ def test_consumers_take_part_in_a_repartition_and_keep_the_order(lane: HttpLane)
     urls = f"http://{HOST}:{lane.ports['m1']}"
     env = {**lane.env, "CELERY_BROKER_URL": lane.server.url}
     handlers = [
-        lane.nodes.process(name, handler(name, urls), env=env, cwd=ROOT, ready_text="ready") for name in ("h1", "h2")
+        lane.nodes.process(name, handler_command(name, 3, urls), env=env, cwd=ROOT, ready_text="ready")
+        for name in ("h1", "h2")
     ]
     lane.wait_consumers(2)
     port = lane.ports["m1"]
@@ -232,7 +232,3 @@ def test_consumers_take_part_in_a_repartition_and_keep_the_order(lane: HttpLane)
     check_keys(
         lane.redis, *parts, allowed=("log:*", layout_key("ticket_stream"), layout_copy_key("ticket_stream"), "_kombu.*")
     )
-
-
-def handler(name: str, url: str) -> list[str]:
-    return [sys.executable, "-m", "tests.apps.http_handler", name, "3", url]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.http.bodies import MOST_MEMBERS
 from bridge.stack.embedded import EmbeddedServer
-from tests.integration.http.http_port import STREAM, Port, app_of, port_of
+from tests.integration.http.http_port import STREAM, Port, app_of, client_of, port_of
 
 EVENT = {
     "specversion": "1.0",
@@ -29,11 +29,22 @@ MANY_MEMBERS = b", ".join(b'"x%d": 0' % n for n in range(1000))
 
 
 @pytest.fixture
-def port(valkey: EmbeddedServer) -> Iterator[Port]:
-    app = app_of(valkey.url, bridge_max_payload=1000, bridge_http_max_body=100_000)
+def valkey(flushed: EmbeddedServer) -> EmbeddedServer:
+    return flushed
+
+
+@pytest.fixture(scope="module")
+def kept_port(module_server: EmbeddedServer) -> Iterator[Port]:
+    app = app_of(module_server.url, bridge_max_payload=1000, bridge_http_max_body=100_000)
     with port_of(app) as found:
         yield found
     app.bridge.client.close()
+
+
+@pytest.fixture
+def port(kept_port: Port, valkey: EmbeddedServer) -> Port:
+    del valkey  # nothing is in it
+    return client_of(kept_port)
 
 
 def entries(server: EmbeddedServer) -> list[tuple[str, dict[str, str]]]:

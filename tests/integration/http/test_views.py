@@ -17,7 +17,7 @@ from bridge.routing.keys import LaneKeys
 from bridge.routing.partitions import Layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import broker_environment
-from tests.integration.http.http_port import STREAM, Port, app_of, port_of, secret_of, token_file
+from tests.integration.http.http_port import STREAM, Port, app_of, client_of, port_of, secret_of, token_file
 from tests.integration.servers import run_command
 
 GROUP = "concurrency_stream_group"
@@ -27,12 +27,23 @@ FAR_MS = 2**50
 
 
 @pytest.fixture
-def port(valkey: EmbeddedServer) -> Iterator[Port]:
-    """A port of an app that is not started: nobody leads, and nobody works."""
-    app = app_of(valkey.url)
+def valkey(flushed: EmbeddedServer) -> EmbeddedServer:
+    return flushed
+
+
+@pytest.fixture(scope="module")
+def kept_port(module_server: EmbeddedServer) -> Iterator[Port]:
+    app = app_of(module_server.url)
     with port_of(app) as found:
         yield found
     app.bridge.client.close()
+
+
+@pytest.fixture
+def port(kept_port: Port, valkey: EmbeddedServer) -> Port:
+    """A port of an app that is not started: nobody leads, and nobody works."""
+    del valkey  # nothing is in it
+    return client_of(kept_port)
 
 
 def letters(server: EmbeddedServer, count: int, keys: LaneKeys) -> None:
