@@ -32,6 +32,11 @@ app.conf.update(
     bridge_backoff={"base": 600.0, "limit": 600.0},
 )
 app.conf.update(json.loads(os.environ.get("SUBSCRIBERS_CONF", "{}")))
+if rest_s := os.environ.get("SUBSCRIBERS_REST_S"):
+    # How long a lane is at rest before it sleeps: tests wait for that again and again.
+    from bridge.leader import leader
+
+    leader.REST_S = float(rest_s)
 
 
 def append(task: Any, ticket_id: str, payload: Any) -> None:

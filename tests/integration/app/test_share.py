@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +21,32 @@ from tests.keycheck import check_keys
 
 APP = "tests.apps.subscribers"
 #: The app names two of them at its tasks.
-NAMES = ("billing", "trail", *(f"s{n}" for n in range(10)))
+NAMES = ("billing", "trail", *(f"s{n}" for n in range(6)))
 LEADER_LEASE_S = 2.0
-CONF = {
-    "bridge_subscriptions": {name: {"task": "billing.apply"} for name in NAMES},
-    "bridge_leader_lease": LEADER_LEASE_S,
-    "bridge_backoff": {"base": 0.05, "limit": 1.0},
-}
 TICKETS = 5
 
 
-class SharedLanes:
-    """Twelve lanes of one stream on the test's own server, and their masters."""
+def conf_of(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "bridge_subscriptions": {name: {"task": "billing.apply"} for name in names},
+        "bridge_leader_lease": LEADER_LEASE_S,
+        "bridge_backoff": {"base": 0.05, "limit": 1.0},
+    }
 
-    def __init__(self, nodes: NodeYard, server: EmbeddedServer) -> None:
+
+class SharedLanes:
+    """Lanes of one stream on the test's own server, and their masters. ``names``: of the lanes."""
+
+    def __init__(self, nodes: NodeYard, server: EmbeddedServer, names: Sequence[str] = NAMES) -> None:
         self.nodes = nodes
+        self.names = names
         self.redis: Any = server.client(decode_responses=True)
-        self.keys = {name: LaneKeys("ticket_stream", name) for name in NAMES}
+        self.keys = {name: LaneKeys("ticket_stream", name) for name in names}
         self.masters: dict[str, MasterNode] = {}
         #: Messages that `push` added, and others.
         self.pushed = 0
         self.others = 0
-        self.env = {"SUBSCRIBERS_CONF": json.dumps(CONF)}
+        self.env = {"SUBSCRIBERS_CONF": json.dumps(conf_of(names))}
 
     def worker(self, name: str) -> None:
         self.nodes.worker(name, app=APP, arguments=("--concurrency=2", "--without-mingle"), env=self.env)
@@ -65,7 +70,7 @@ class SharedLanes:
         stands = self.redis.hgetall(masters_stand("ticket_stream"))
         share = Share("the test", 0.0)
         share.update({holder: text.partition(" ")[2] for holder, text in stands.items() if holder}, 0.0)
-        return {lane: self._name(share.owner(lane) or "") for lane in NAMES}
+        return {lane: self._name(share.owner(lane) or "") for lane in self.names}
 
     def wait_leaders(self, *names: str) -> dict[str, str]:
         """Waits until just these masters live, and each leads its share. Returns the leaders."""
@@ -108,7 +113,7 @@ class SharedLanes:
             timeout_s=180,
             interval_s=0.1,
         )
-        for name in NAMES:
+        for name in self.names:
             for ticket in range(TICKETS):
                 wanted = list(range(len(range(ticket, self.pushed, TICKETS))))
                 assert [int(n) for n in self.redis.lrange(f"{name}:T{ticket}", 0, -1)] == wanted
@@ -118,7 +123,7 @@ class SharedLanes:
         terms: Counter[tuple[str, str]] = Counter()
         for node in self.masters.values():
             terms.update(re.findall(r"^(\S+) on ticket_stream: leading, term (\d+)$", node.logs(), re.MULTILINE))
-        assert {lane for lane, _ in terms} == set(NAMES)
+        assert {lane for lane, _ in terms} == set(self.names)
         assert set(terms.values()) == {1}
 
 

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 import bridge
+import bridge.leader.leader
 import bridge.master.sleepers
 from bridge.operate.orders import give
 from bridge.protocol.orders import Park, Release
@@ -22,8 +23,10 @@ from bridge.testing.lane import Lane
 from bridge.testing.nodes.node import MasterNode
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
-from tests.integration.app.test_share import NAMES, SharedLanes
+from tests.integration.app.test_share import SharedLanes
 
+#: More lanes than a process may lead without letting one of them sleep (`bridge.master.sleepers.AWAKE`).
+NAMES = ("billing", "trail", "s3", "s4", "s5", "s6")
 #: Connections of a master whose lanes all sleep: for leads, blocking reads, glances, heartbeats; also those that are
 #: just opened again.
 CONNECTIONS = 12
@@ -51,7 +54,10 @@ class Kept:
         self.server = self._parts.enter_context(
             EmbeddedServer(binary=self._binary, data_dir=folder / "server", fsync="no")
         )
-        lanes = SharedLanes(self._parts.enter_context(closing(ProcessYard(folder, self.server.url))), self.server)
+        lanes = SharedLanes(
+            self._parts.enter_context(closing(ProcessYard(folder, self.server.url))), self.server, NAMES
+        )
+        lanes.env["SUBSCRIBERS_REST_S"] = "1"
         lanes.worker("w1")
         lanes.master("m1")
         lanes.wait_leaders("m1")
@@ -207,8 +213,9 @@ def test_entries_that_become_old_while_their_lanes_sleep_are_removed(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridge.master.sleepers, "CHECK_S", 2.0)
+    monkeypatch.setattr(bridge.leader.leader, "REST_S", 1.0)
     app = bridge.install(Celery("aged", broker=own_server.url, set_as_current=False))
-    app.conf.update(bridge_subscriptions={f"s{n}": {"task": "aged.run"} for n in range(6)}, bridge_retention=12)
+    app.conf.update(bridge_subscriptions={f"s{n}": {"task": "aged.run"} for n in range(6)}, bridge_retention=8)
 
     @app.task(bind=True, name="aged.run", shared=False)
     def run(self: Any, ticket_id: str, payload: Any) -> None:
