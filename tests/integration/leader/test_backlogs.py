@@ -61,7 +61,7 @@ def test_a_backlog_of_several_pages_is_taken_in_between_the_turns_of_a_new_leade
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("tickets", "window"), [(800, 200), pytest.param(50_000, 1_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("tickets", "window"), [(600, 150), pytest.param(50_000, 1_000, marks=pytest.mark.long)])
 def test_far_more_tickets_in_backoff_than_the_window_holds_cost_others_nothing(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path, tickets: int, window: int
 ) -> None:

@@ -52,7 +52,8 @@ def keep_alive(lane: LaneUnderTest, workers: list[WorkerNode]) -> int:
     ("unnoticed", "count", "bundle_ms"),
     [
         pytest.param(False, 1, "10", id="noticed-one-worker-bundles", marks=pytest.mark.long),
-        pytest.param(False, 2, "0", id="noticed-two-workers-plain"),
+        # The next test has deaths that are noticed, too.
+        pytest.param(False, 2, "0", id="noticed-two-workers-plain", marks=pytest.mark.long),
         pytest.param(True, 1, "0", id="unnoticed-one-worker-plain", marks=pytest.mark.long),
         pytest.param(True, 2, "10", id="unnoticed-two-workers-bundles"),
     ],

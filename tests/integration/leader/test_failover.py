@@ -16,7 +16,7 @@ from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 TICKETS = 20
-EACH = 10
+EACH = 6
 #: Sleep of each task in ms: long enough that a task is running whenever a process is killed.
 TASK_MS = 30
 
@@ -67,6 +67,8 @@ def test_a_killed_worker_that_returns_under_its_name_waits_its_lease_out(lane: L
     under_load(lane, kill_and_return)
 
 
+# `test_failures.py` kills pool processes, too, and says which messages that costs an attempt.
+@pytest.mark.long
 def test_a_killed_pool_process_costs_nothing_but_an_attempt(lane: LaneUnderTest) -> None:
     lane.master("m1")
     worker = lane.worker("w1")
@@ -198,6 +200,8 @@ def test_a_worker_frozen_past_its_lease_changes_nothing_when_it_wakes_up(lane: L
     lane.assert_at_rest()
 
 
+# `test_workers_that_join_take_their_share` says the same of a load that goes on.
+@pytest.mark.long
 def test_a_worker_that_joins_is_used_at_once(lane: LaneUnderTest) -> None:
     lane.master("m1")
     lane.worker("w1", "--concurrency=1")

@@ -111,7 +111,8 @@ def test_a_drain_lasts_through_a_lost_lease_and_ends_with_the_process(lane: Lane
 
 
 @pytest.mark.parametrize("lane", ["10"], indirect=True, ids=["bundles"])
-@pytest.mark.parametrize("policy", ["least_loaded", "rendezvous"])
+# With rendezvous, a worker that joins is also in `test_who_can_run.py`.
+@pytest.mark.parametrize("policy", ["least_loaded", pytest.param("rendezvous", marks=pytest.mark.long)])
 def test_workers_that_join_take_their_share(lane: LaneUnderTest, policy: str) -> None:
     lane.env["COUNTER_POLICY"] = policy
     lane.master("m1")
@@ -161,14 +162,14 @@ def test_a_rolling_restart_of_everything_repeats_nothing_and_hardly_pauses(lane:
     lane.env |= {"COUNTER_LEASE": "60", "COUNTER_LEADER_LEASE": "60"}
     masters = [lane.master("m1"), lane.master("m2")]
     workers = two_workers(lane)
-    tickets, each = 40, 2
-    lane.push_many(tickets, each, ms=150)
+    tickets, each = 20, 2
+    lane.push_many(tickets, each, ms=300)
     wait_until(lambda: lane.count("done") > 0, description="the load to run")
 
     with Pauses(lane) as pauses:
         for node in (*workers, *masters):
             # So there is a load at each restart
-            lane.push_many(tickets, 2, ms=150, first=each)
+            lane.push_many(tickets, 2, ms=300, first=each)
             each += 2
             assert node.terminate() == 0
             node.start()

@@ -17,13 +17,11 @@ from bridge.testing.waiting import holds_for, wait_until
 from tests.apps.counter import app
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
-
-@pytest.fixture(params=["prefork", "threads"])
-def pool(request: pytest.FixtureRequest) -> str:
-    """Other pools receive nothing while they have no room: unstarted messages are still in the queue, where the leader
-    takes them back itself.
-    """
-    return str(request.param)
+#: Other pools receive nothing while they have no room: unstarted messages are still in the queue, where the leader
+#: takes them back itself.
+POOLS = ["prefork", "threads"]
+#: For tests of what a worker's main process does with a request, which does not depend on the pool.
+MOSTLY_PREFORK = ["prefork", pytest.param("threads", marks=pytest.mark.long)]
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -72,6 +70,7 @@ def behind_a_long_task(lane: LaneUnderTest, pool: str) -> tuple[WorkerNode, Mast
     return worker, master, long
 
 
+@pytest.mark.parametrize("pool", POOLS)
 def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneUnderTest, pool: str) -> None:
     worker, master, long = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.GIVE_BACK)
@@ -100,6 +99,7 @@ def test_unstarted_messages_come_back_at_once_and_running_ones_go_on(lane: LaneU
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("pool", MOSTLY_PREFORK)
 def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.PROBE)
@@ -114,6 +114,7 @@ def test_a_probe_is_no_task_and_moves_nothing(lane: LaneUnderTest, pool: str) ->
     assert "ERROR/" not in worker.logs()
 
 
+@pytest.mark.parametrize("pool", MOSTLY_PREFORK)
 def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.GIVE_BACK, "another-life")
@@ -127,6 +128,7 @@ def test_a_request_to_another_incarnation_is_ignored(lane: LaneUnderTest, pool: 
     lane.wait_done(4)
 
 
+@pytest.mark.parametrize("pool", MOSTLY_PREFORK)
 def test_a_message_sent_after_the_recall_runs(lane: LaneUnderTest, pool: str) -> None:
     worker, master, _ = behind_a_long_task(lane, pool)
     say(lane, worker, WorkerRequest.GIVE_BACK)

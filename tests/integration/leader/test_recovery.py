@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,30 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard, broker_environment
 from bridge.testing.nodes.process import python_module
 from bridge.testing.waiting import wait_until
-from tests.integration.lanes import APP, LaneUnderTest
+from tests.integration.lanes import APP, Kept, LaneUnderTest, begun
 
 TICKETS = 10
 EACH = 20
 TASK_MS = 20
+#: Of calm lanes, in seconds.
+CALM_LEASE = "6"
 
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept[LaneUnderTest]]:
+    with closing(Kept(valkey_binary, tmp_path_factory, partial(begun, COUNTER_LEASE=CALM_LEASE))) as made:
+        yield made
+
+
+@pytest.fixture
+def calm_lane(kept: Kept[LaneUnderTest]) -> Iterator[LaneUnderTest]:
+    """A calm lane with a master and a worker."""
+    yield from kept.lend()
 
 
 def waiting(lane: LaneUnderTest) -> list[str]:
@@ -34,7 +50,7 @@ def waiting(lane: LaneUnderTest) -> list[str]:
 
 def calm(lane: LaneUnderTest) -> LaneUnderTest:
     """A lane whose workers keep their lease when the machine pauses for a second, so that no message runs again."""
-    lane.env["COUNTER_LEASE"] = "6"
+    lane.env["COUNTER_LEASE"] = CALM_LEASE
     return lane
 
 
@@ -112,9 +128,8 @@ def claim_everything(lane: LaneUnderTest) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_manual_changes_are_repaired(lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
-    calm(lane).master("m1")
-    lane.worker("w1")
+def test_manual_changes_are_repaired(calm_lane: LaneUnderTest, deed: Any, counter: str | None) -> None:
+    lane = calm_lane
 
     under_load(lane, lambda: deed(lane))
 
@@ -287,7 +302,8 @@ def test_a_purge_delays_messages_and_loses_none(lane: LaneUnderTest) -> None:
     lane.assert_at_rest()
 
 
-@pytest.mark.parametrize("how", ["deleted", "popped"])
+# The queue of one message is gone when that is popped, too.
+@pytest.mark.parametrize("how", ["deleted", pytest.param("popped", marks=pytest.mark.long)])
 def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderTest, how: str) -> None:
     patient(lane).master("m1")
     worker = lane.worker("w1", "--concurrency=1")
@@ -377,8 +393,17 @@ def test_a_deleted_stream_is_made_again(lane: LaneUnderTest) -> None:
     lane.assert_at_rest()
 
 
-@pytest.mark.parametrize("refilled", ["at once", "later", pytest.param("without a leader", marks=pytest.mark.long)])
-@pytest.mark.parametrize("ids", ["the clock's", "own"])
+@pytest.mark.parametrize(
+    ("ids", "refilled"),
+    [
+        ("own", "at once"),
+        ("the clock's", "later"),
+        pytest.param("own", "later", marks=pytest.mark.long),
+        pytest.param("the clock's", "at once", marks=pytest.mark.long),
+        pytest.param("own", "without a leader", marks=pytest.mark.long),
+        pytest.param("the clock's", "without a leader", marks=pytest.mark.long),
+    ],
+)
 def test_a_deleted_stream_that_begins_again_with_smaller_ids_is_read_from_its_beginning(
     lane: LaneUnderTest, ids: str, refilled: str
 ) -> None:
@@ -494,8 +519,15 @@ def test_a_master_that_meets_a_key_of_another_type_ends_and_names_it(lane: LaneU
     assert "Traceback" not in master.logs()
 
 
-@pytest.mark.parametrize("value", [b"", b"abc", b"\xff\xfe"], ids=repr)
-@pytest.mark.parametrize("key", ["leader", "term", "fence"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        # Each key and each value once.
+        pytest.param(key, value, id=f"{key}-{value!r}", marks=() if (n + m) % 3 == 0 else pytest.mark.long)
+        for n, key in enumerate(("leader", "term", "fence"))
+        for m, value in enumerate((b"", b"abc", b"\xff\xfe"))
+    ],
+)
 def test_a_master_that_meets_a_string_of_another_form_ends_and_names_it(
     lane: LaneUnderTest, key: str, value: bytes
 ) -> None:

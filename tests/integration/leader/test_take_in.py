@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bridge.routing.leadership import lead
 from bridge.settings.app import read_settings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
 
@@ -32,10 +34,18 @@ PAGE = 500
 PAGES = 3
 
 
-@pytest.fixture
-def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    """A lane with a history and some pages of waiting messages, without leader and worker."""
-    lane = LaneUnderTest(nodes, own_server, tmp_path)
+@pytest.fixture(scope="module")
+def lane(valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaneUnderTest]:
+    """A lane with a history and some pages of waiting messages, without leader and worker. A test leaves it so."""
+    folder = tmp_path_factory.mktemp("backlog")
+    with (
+        EmbeddedServer(binary=valkey_binary, data_dir=folder / "server", fsync="no") as server,
+        closing(ProcessYard(folder, server.url)) as nodes,
+    ):
+        yield with_backlog(LaneUnderTest(nodes, server, folder))
+
+
+def with_backlog(lane: LaneUnderTest) -> LaneUnderTest:
     master = lane.master("m1")
     worker = lane.worker("w0", "--pool=solo")
     lane.push("warm", {"n": 0})
@@ -67,6 +77,8 @@ def take_in(lane: LaneUnderTest, deed: Callable[[Leader], None]) -> Leader:
     app.task(name="counter.append", shared=False)(never_run)
     settings = read_settings(app)
     redis = client(settings.redis_url)
+    # That of the test before.
+    redis.delete(settings.lane.keys.leader)
     election = Election(redis, settings.lane, "in this process")
     elected, token, _ = lead(redis, settings.lane.keys, "in this process", 30_000)
     assert elected

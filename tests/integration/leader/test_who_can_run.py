@@ -106,15 +106,15 @@ def test_a_task_that_is_routed_to_a_queue_runs_only_where_that_queue_is_consumed
 
     # When messages of both kinds arrive in turn, of the same tickets
     tasks = ("service.book", "service.email")
-    for n in range(20):
+    for n in range(10):
         for ticket in range(10):
             lane.push(f"T{ticket}", {"n": n}, tasks[n % 2])
-    lane.wait_done(200)
+    lane.wait_done(100)
 
     # Then each ran on its worker, in order
     for ticket in range(10):
         where = ("books", "emails")
-        assert lane.ran(f"T{ticket}") == [(n, tasks[n % 2], where[n % 2]) for n in range(20)]
+        assert lane.ran(f"T{ticket}") == [(n, tasks[n % 2], where[n % 2]) for n in range(10)]
     assert lane.dead_letters() == []
     lane.assert_at_rest()
 
@@ -136,7 +136,7 @@ def test_with_rendezvous_only_the_share_of_who_joins_or_leaves_moves_and_others_
     lane.wait_known(master, *nodes)
 
     def push(first: int) -> None:
-        for n in range(first, first + 8):
+        for n in range(first, first + 4):
             for ticket in range(24):
                 lane.push(f"T{ticket}", {"n": n}, "service.email" if n % 4 == 3 else "service.book")
 
@@ -145,7 +145,7 @@ def test_with_rendezvous_only_the_share_of_who_joins_or_leaves_moves_and_others_
         found = []
         for ticket in range(24):
             ran = [row for row in lane.ran(f"T{ticket}") if row[0] >= first]
-            assert [n for n, _, _ in ran] == list(range(first, first + 8))
+            assert [n for n, _, _ in ran] == list(range(first, first + 4))
             of = {task: {node for _, name, node in ran if name == task} for task in both.split(",")}
             found.append((of["service.book"], of["service.email"]))
         return found
@@ -160,26 +160,26 @@ def test_with_rendezvous_only_the_share_of_who_joins_or_leaves_moves_and_others_
         return [({there[ring.owner(t, everybody)]}, {there[ring.owner(t, able)]}) for t in tickets]
 
     push(0)
-    lane.wait_done(24 * 8)
+    lane.wait_done(24 * 4)
     three = by_hash("w1 w2 w3")
     assert homes(0) == three
     assert {next(iter(book)) for book, _ in three} == {"w1", "w2", "w3"}
 
     nodes.append(lane.service("w4", tasks=both, settings=policy))
     lane.wait_known(master, nodes[3])
-    push(8)
-    lane.wait_done(2 * 24 * 8)
+    push(4)
+    lane.wait_done(2 * 24 * 4)
     four = by_hash("w1 w2 w3 w4")
-    assert homes(8) == four
+    assert homes(4) == four
     moved = [ticket for ticket in range(24) if three[ticket][0] != four[ticket][0]]
     assert moved
     assert all(four[ticket][0] == {"w4"} for ticket in moved)
 
     nodes[0].terminate()
     master.wait_for_log(f"consumer {nodes[0].hostname()} is gone", timeout=30)
-    push(16)
-    lane.wait_done(3 * 24 * 8)
-    assert homes(16) == by_hash("w2 w3 w4")
+    push(8)
+    lane.wait_done(3 * 24 * 4)
+    assert homes(8) == by_hash("w2 w3 w4")
     lane.assert_at_rest()
 
 
@@ -192,11 +192,11 @@ def test_in_a_rolling_deploy_a_new_task_runs_only_where_it_is_known(lane: Servic
     lane.wait_consumers(2)
 
     for n in range(10):
-        for ticket in range(20):
+        for ticket in range(10):
             lane.push(f"T{ticket}", {"n": n}, "service.new" if n % 3 == 0 else "service.old")
-    lane.wait_done(200)
+    lane.wait_done(100)
 
-    for ticket in range(20):
+    for ticket in range(10):
         ran = lane.ran(f"T{ticket}")
         assert [n for n, _, _ in ran] == list(range(10))
         assert {consumer for _, task, consumer in ran if task == "service.new"} == {"new"}
