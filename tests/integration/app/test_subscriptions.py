@@ -251,7 +251,8 @@ def limited(**limit: Any) -> str:
     return json.dumps({"bridge_subscriptions": names})
 
 
-@pytest.mark.parametrize("limit", [{"count": 40}, {"bytes": 200_000}], ids=str)
+# A limit in bytes is also in `test_of_a_flood_little_is_read_ahead`.
+@pytest.mark.parametrize("limit", [{"count": 40}, pytest.param({"bytes": 200_000}, marks=pytest.mark.long)], ids=str)
 def test_a_subscription_beyond_its_lag_skips_its_oldest_unread_and_hurts_no_other(
     lanes: Subscriptions, limit: dict[str, Any]
 ) -> None:

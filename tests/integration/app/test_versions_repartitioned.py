@@ -26,7 +26,9 @@ def stored(chain: Versions, stream: str) -> tuple[int, int] | None:
     return (found["partitions"], found["generation"]) if "partitions" in found else None
 
 
-@pytest.mark.parametrize("steps", [(4,), (2, 1)], ids=["split", "split and joined"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param((4,), id="split"), pytest.param((2, 1), id="split and joined", marks=pytest.mark.long)]
+)
 def test_a_stream_that_was_repartitioned_gets_a_new_version(chain: Versions, steps: tuple[int, ...]) -> None:
     partitions = steps[-1]
     layout = Layout(partitions, len(steps))
