@@ -30,7 +30,8 @@ def test_each_case_is_long_on_one_server_and_about_half_of_them_on_each() -> Non
 
 
 def test_other_tests_are_left_alone() -> None:
-    for one in (item("test_x", "another"), SimpleNamespace(nodeid="test_a.py::test_x")):
+    others: list[Any] = [item("test_x", "another"), SimpleNamespace(nodeid="test_a.py::test_x")]
+    for one in others:
         alternate(one, SERVERS)
         assert not getattr(one, "marks", ())
 
