@@ -222,6 +222,8 @@ def test_reset_connections_are_opened_again(load: Load) -> None:
     load.assert_nobody_was_judged()
 
 
+# A frozen server, below, stops answering for longer.
+@pytest.mark.long
 def test_a_server_that_stops_answering_for_a_while_is_waited_out(load: Load) -> None:
     load.begin()
     load.lane.redis.client_pause(1500, all=True)

@@ -34,7 +34,7 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnd
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS="50")
 
 
-@pytest.mark.parametrize(("most", "messages"), [(1, 25), (3, MESSAGES)])
+@pytest.mark.parametrize(("most", "messages"), [(1, 25), pytest.param(3, MESSAGES, marks=pytest.mark.long)])
 def test_a_pool_process_runs_no_more_messages_than_the_option_says(
     lane: LaneUnderTest, most: int, messages: int
 ) -> None:
