@@ -369,7 +369,7 @@ _BEGAN_UNSEEN = [
 ]
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [120, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_lane_that_moves_on_between_any_two_commands_of_the_audit_is_clean(
     valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, examples: int
 ) -> None:

@@ -45,6 +45,6 @@ class DelayedMachine(LaneMachine):
         assert sorted([*answer["changed"], *(id_ for id_, _ in answer["refused"])]) == sorted(ids)
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_order_and_accounts_hold_with_delayed_messages(examples: int) -> None:
     run_machine(DelayedMachine, examples)
