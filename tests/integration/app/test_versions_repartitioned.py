@@ -27,7 +27,7 @@ def stored(chain: Versions, stream: str) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param((4,), id="split"), pytest.param((2, 1), id="split and joined", marks=pytest.mark.long)]
+    "steps", [pytest.param((4,), id="split", marks=pytest.mark.long), pytest.param((2, 1), id="split and joined")]
 )
 def test_a_stream_that_was_repartitioned_gets_a_new_version(chain: Versions, steps: tuple[int, ...]) -> None:
     partitions = steps[-1]
