@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
@@ -357,7 +357,8 @@ def test_an_ignored_message_is_done(app: Any) -> None:
     assert [one.state for one in handled] == ["done"]
 
 
-def test_every_ticket_succeeds_in_the_order_of_its_pushes() -> None:
+@pytest.mark.parametrize("examples", [30, pytest.param(300, marks=pytest.mark.long)])
+def test_every_ticket_succeeds_in_the_order_of_its_pushes(examples: int) -> None:
     done: list[tuple[str, int]] = []
 
     def body(self: Any, ticket_id: str, payload: int) -> None:
@@ -367,6 +368,7 @@ def test_every_ticket_succeeds_in_the_order_of_its_pushes() -> None:
 
     task = declare(eager_app(), body)
 
+    @settings(max_examples=examples)
     @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 4)), max_size=12))
     def in_order(messages: list[tuple[str, int]]) -> None:
         done.clear()
