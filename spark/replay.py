@@ -31,8 +31,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.routing.numbers import duration
-
 if __name__ == "__main__":
     # Before all other imports. `start` says what for. A cluster may have a copy of this file alone, and the package.
     beside = not __package__ and Path(__file__).with_name("start.py").exists()
@@ -41,6 +39,7 @@ if __name__ == "__main__":
 import click
 
 from bridge.routing.errors import ConfigurationError, InputError, RunChanged
+from bridge.routing.numbers import duration
 from bridge.spark.archiving.reading import Range, check_archive
 from bridge.spark.job.failures import emit, errors_in_one_line, one_line
 from bridge.spark.job.options import job_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -363,6 +364,20 @@ def test_all_programs_begin_alike() -> None:
     found = [begin.findall((ROOT / "spark" / f"{job}.py").read_text()) for job in PROGRAMS]
     assert len(found[0]) == 1
     assert found == [found[0]] * len(PROGRAMS)
+
+
+@pytest.mark.parametrize("job", PROGRAMS)
+def test_a_program_imports_only_what_python_has_before_it_knows_where_the_bridge_is(job: str) -> None:
+    # Else `spark-submit spark/replay.py` fails in a checkout without an installed bridge.
+    before, begin, _ = (ROOT / "spark" / f"{job}.py").read_text().partition('\nif __name__ == "__main__":\n')
+    assert begin
+    names: list[str] = []
+    for node in ast.parse(before).body:
+        if isinstance(node, ast.Import):
+            names += [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("job", ONE_AND_OTHERS)
