@@ -63,7 +63,8 @@ def test_tasks_that_hold_an_old_layout_lose_nothing_and_keep_the_order(splitting
         try:
             splitting.wait_handled(1)
             # The first step of the command alone: old and new partitions are in use until the command goes on.
-            begin(splitting.redis, STREAM, splitting.layout, 3)
+            with splitting.server.client() as redis:
+                begin(redis, STREAM, splitting.layout, 3)
             begun.set()
             wait_until(lambda: splitting.handled()[0] == 2 * EACH, description="the second step", timeout_s=180)
             splitting.repartition(3)
