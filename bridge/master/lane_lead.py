@@ -18,7 +18,7 @@ from bridge.leader.leader import Leader
 from bridge.link.connections import client, is_outage, lacks_command
 from bridge.link.key_types import refuse_misplaced
 from bridge.master.election import answer_s
-from bridge.routing.errors import LaneConflict, NotLeading, TicketBridgeError
+from bridge.routing.errors import LaneConflict, LaneGone, NotLeading, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -160,6 +160,11 @@ class LaneLead:
             except LaneConflict as exc:
                 logger.warning("reading the lane again: %s", exc)
                 time.sleep(0.05)
+            except LaneGone as exc:
+                # It happened between the election and the first step. Other lanes of this process go on.
+                logger.info("stepping down: %s", exc)
+                self._election.resign()
+                break
             except (RedisError, OSError, TicketBridgeError):
                 raise
             except Exception as exc:

@@ -20,11 +20,13 @@ from bridge.app.finding import load_app
 from bridge.app.joining import store_layout
 from bridge.master.process import Master
 from bridge.operate import repartitioning
+from bridge.protocol.agreement import arrive
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import LaneKeys, follows_key, layout_copy_key, layout_key, newer_key
-from bridge.routing.layouts import check_layouts, find_layout
+from bridge.routing.layouts import InLayout, check_layouts, find_layout
 from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import next_layout
+from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import Node, NodeYard, broker_environment
 from bridge.testing.nodes.process import python_module
@@ -372,3 +374,43 @@ def test_a_member_that_starts_while_the_old_partitions_go_makes_nothing_there(
         assert STREAM not in left
         assert not any(key.startswith(f"{{{STREAM}}}:") for key in left), left
         assert LaneKeys(f"{STREAM}:g1:p0", GROUP).about in left
+
+
+def test_a_master_whose_lane_is_left_when_it_begins_to_lead_goes_on_with_the_lanes_of_the_new_layout(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = bridge.install(Celery("counter", broker=own_server.url, set_as_current=False))
+    app.task(bind=True, name="counter.append", lazy=False, shared=False)(append)
+    with own_server.client() as redis:
+        redis.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+        repartitioning.begin(redis, STREAM, Layout(), 2)
+        left: list[str] = []
+
+        def leaves_then(client: Any, app: Celery, lane: LaneSettings, layout: InLayout) -> None:
+            # The old stream is left after this master was elected for it
+            if not left:
+                left.append(lane.stream)
+                assert repartitioning.leave(redis, STREAM, find_layout(redis, STREAM, 1)) == ""
+            arrive(client, app, lane, layout)
+
+        monkeypatch.setattr("bridge.leader.leader.arrive", leaves_then)
+        said: list[str] = []
+        master = Master(app, said.append)
+        running = threading.Thread(target=master.run, daemon=True)
+        running.start()
+        leading = [f"{GROUP} on {STREAM}:g1:p{number}: leading" for number in range(2)]
+        wait_until(
+            lambda: not running.is_alive() or all(any(line.startswith(one) for line in said) for one in leading),
+            description="both new partitions to be led",
+        )
+        assert running.is_alive(), said
+        assert left == [STREAM]
+        wait_until(
+            lambda: repartitioning.clear(redis, STREAM, find_layout(redis, STREAM, 1)) == "",
+            description="the old stream to be deleted",
+        )
+        assert not redis.exists(STREAM, LaneKeys(STREAM, GROUP).leader)
+        master.stop()
+        running.join(timeout=60)
+        assert not running.is_alive()
+        assert said[-1] == "stopped"
