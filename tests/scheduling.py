@@ -3,12 +3,13 @@
 A file stays whole, and so do the files with the projects of adopters: each process that runs one of them builds the
 wheel.
 
-- **The first process takes the files with Spark first.** Each process that runs one starts a Java machine, which loads
-  and compiles the same code for itself as every other, for some 25 seconds of a processor.
+- **The first process takes the files with Spark first; of `MANY` or more, the first two do.** The others take these
+  last of all. Each process that runs one starts a Java machine, which loads and compiles the same code for itself as
+  every other, for some 25 seconds of a processor. One machine alone would have the longest way to go.
 - **The last of three or more takes the files outside of `WITH_PROCESSES`, and no others.** They need a processor (some
   also the server of their process), while most others wait for leases, starts and ends. It has a lower priority
   (`QUIET_NICENESS`). So it takes the time that the others leave, instead of a time of its own behind them.
-- The others take what is left, in the order of the files.
+- The others take what is left, in the order of the files, those with processes first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ADOPTERS = "tests/adopters/"
 #: The folders whose tests start masters, workers and commands. (Elsewhere few do, and they wait little.)
 WITH_PROCESSES = (ADOPTERS, "tests/adversary/", "tests/calibration/", "tests/chaos/", "tests/integration/")
+#: So many processes are enough for two that begin with Spark.
+MANY = 5
 #: By how much the priority of the quiet process is lower (`os.nice`). Some tests give others a time limit, so it must
 #: get its share of two busy processors: about a third of what each of the others gets.
 QUIET_NICENESS = 5
@@ -45,8 +48,13 @@ def is_quiet(place: int, count: int) -> bool:
     return place == count - 1 >= 2
 
 
+def begins_with_spark(place: int, count: int) -> bool:
+    """Whether that of ``count`` processes takes the files with Spark first."""
+    return place < (2 if count >= MANY else 1)
+
+
 class Scheduling(LoadFileScheduling):
-    """Files in their order, but for the first process and for the quiet one."""
+    """Files in their order, but for the first processes and for the quiet one."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -64,7 +72,8 @@ class Scheduling(LoadFileScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         place = self._places[node]
         quiet = is_quiet(place, len(self._places))
-        order = sorted(self.workqueue, key=lambda file: self._comes_for(file, first=place == 0, quiet=quiet))
+        spark = begins_with_spark(place, len(self._places))
+        order = sorted(self.workqueue, key=lambda file: self._comes_for(file, spark=spark, quiet=quiet))
         if quiet and starts_processes(order[0]):
             node.shutdown()
             return
@@ -72,6 +81,8 @@ class Scheduling(LoadFileScheduling):
         super()._assign_work_unit(node)
 
     @staticmethod
-    def _comes_for(file: str, *, first: bool, quiet: bool) -> tuple[bool, bool]:
+    def _comes_for(file: str, *, spark: bool, quiet: bool) -> tuple[bool, bool]:
         # False comes first.
-        return starts_processes(file) is quiet, starts_spark(file) is not first
+        if quiet:
+            return starts_processes(file), False
+        return starts_spark(file) is not spark, not starts_processes(file)

@@ -73,6 +73,20 @@ def test_one_process_takes_the_files_with_spark() -> None:
         assert not any(map(starts_spark, node.files))
 
 
+def test_of_many_processes_two_take_the_files_with_spark_and_the_others_all_else_before() -> None:
+    first, second, *others, quiet = scheduled([*OTHERS, *SPARK, *ALONE], busy=(6,), processes=7)
+    for node in (first, second):
+        assert starts_spark(node.files[0])
+    for node in others:
+        spark = [starts_spark(file) for file in node.files]
+        assert spark == sorted(spark)
+    assert not any(map(starts_spark, quiet.files))
+    # And while both are busy, the others run what has no processes, too
+    *_, third, fourth, _, _, _ = scheduled([*OTHERS, *SPARK, *ALONE], busy=(0, 1, 4, 5, 6), processes=7)
+    assert [starts_spark(file) for file in (third.files[-1], fourth.files[-1])] == [True, True]
+    assert set(ALONE) & {*third.files, *fourth.files}
+
+
 @pytest.mark.parametrize("busy", [(0, 1), (2, 3)])
 def test_every_file_runs_in_one_process_whichever_is_slow(busy: tuple[int, ...]) -> None:
     files = [*OTHERS, *SPARK]
