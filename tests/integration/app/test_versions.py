@@ -51,7 +51,8 @@ class KeptVersions(Versions):
 def begin(nodes: NodeYard, server: EmbeddedServer, folder: Path) -> KeptVersions:
     chain = KeptVersions(nodes, server, folder)
     chain.worker("w1")
-    chain.master("m1")
+    # The newer lane is led when the older one has been read.
+    chain.master("m1").wait_for_log("on orders:v2] read the lane")
     return chain
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 import bridge
 from bridge.operate.repartitioning import begin, leave
@@ -98,8 +99,16 @@ def test_a_wrong_setting_raises_where_the_worker_is_made(own_server: EmbeddedSer
     app = bridge.install(Celery("shop", broker=own_server.url, set_as_current=False))
     app.conf.bridge_default_task = "no.such"
     reason = "bridge_default_task 'no.such' is not a task of this app"
-    with pytest.raises(bridge.TicketBridgeError, match=reason), start_worker(app, perform_ping_check=False):
-        pass
+
+    def leave_logging_as_it_is(**_: Any) -> None:
+        """Celery would set the level and the handlers of this process, also for the tests after this one."""
+
+    setup_logging.connect(leave_logging_as_it_is)
+    try:
+        with pytest.raises(bridge.TicketBridgeError, match=reason), start_worker(app, perform_ping_check=False):
+            pass
+    finally:
+        setup_logging.disconnect(leave_logging_as_it_is)
 
 
 def test_a_worker_within_a_program_says_that_it_must_be_started_again_for_a_new_layout(
