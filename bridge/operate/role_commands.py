@@ -141,7 +141,8 @@ OWN: dict[Role, tuple[str, ...]] = {
         "zscan",
     ),
     # `get` and `hgetall`: the states of tickets. `rpop`: a worker that stops gives back what waits in its queue.
-    Role.WORKER: (*CONNECTION, *SCRIPTS, "get", "hget", "hgetall", "pexpire", "rpop", "set", "xadd"),
+    # `lrem`: it takes the probe of its last read back.
+    Role.WORKER: (*CONNECTION, *SCRIPTS, "get", "hget", "hgetall", "lrem", "pexpire", "rpop", "set", "xadd"),
     Role.OPERATOR: (
         *CONNECTION,
         *TRANSACTION,

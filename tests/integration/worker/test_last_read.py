@@ -96,10 +96,12 @@ def test_a_message_that_the_read_had_taken_is_delivered(reading: Reading) -> Non
     wait_until(lambda: reading.blocked() == 1, description="the read to wait")
     reading.push(reading.own, "a run")
     wait_until(lambda: reading.redis.llen(reading.own) == 0, description="the read to take it")
+    reading.push(reading.own, "another")
     reading.end()
     assert [message.headers["name"] for message in reading.got] == ["a run"]
-    # The warm shutdown empties the queue, and takes the probe.
-    assert reading.redis.llen(reading.own) == 1
+    # The probe is taken back: a worker whose lease is over does not empty its queue
+    [left] = reading.redis.lrange(reading.own, 0, -1)
+    assert json.loads(left)["headers"]["name"] == "another"
 
 
 def test_an_ordinary_message_goes_back_to_its_queue(reading: Reading) -> None:
