@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -267,3 +268,17 @@ class Kept(Generic[K]):
         """The next test gets a new lane."""
         self._lane = None
         self._parts.close()
+
+
+def kept_in_each_mode(**env: str) -> Any:
+    """The fixture of a module: a lane that is kept, with and without bundles. ``env``: of its master and its worker."""
+
+    @pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
+    def kept(
+        request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Kept[LaneUnderTest]]:
+        begin = partial(begun, **{"COUNTER_BUNDLE_MS": request.param, **env})
+        with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
+            yield made
+
+    return kept

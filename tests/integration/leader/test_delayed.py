@@ -6,8 +6,6 @@ import json
 import random
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from bridge.routing.ids import member_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import holds_for, wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, kept_in_each_mode
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_BUNDLES)
@@ -29,13 +27,7 @@ def unled(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedS
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=request.param)
 
 
-@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
-def kept(
-    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kept[LaneUnderTest]]:
-    begin = partial(begun, COUNTER_BUNDLE_MS=request.param)
-    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
-        yield made
+kept = kept_in_each_mode()
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,9 @@ from bridge.protocol.orders import ORDERS
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import holds_for, wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
+from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, kept_in_each_mode
 
-
-@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
-def kept(
-    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kept[LaneUnderTest]]:
-    begin = partial(begun, COUNTER_BUNDLE_MS=request.param)
-    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
-        yield made
+kept = kept_in_each_mode()
 
 
 @pytest.fixture

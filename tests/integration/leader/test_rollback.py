@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.testing.waiting import wait_until
-from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, Kept, LaneUnderTest, begun
+from tests.integration.lanes import Kept, LaneUnderTest, kept_in_each_mode
 
-
-@pytest.fixture(scope="module", params=WITH_AND_WITHOUT_BUNDLES)
-def kept(
-    request: pytest.FixtureRequest, valkey_binary: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kept[LaneUnderTest]]:
-    begin = partial(begun, COUNTER_BUNDLE_MS=request.param, COUNTER_LEASE="6")
-    with closing(Kept(valkey_binary, tmp_path_factory, begin)) as made:
-        yield made
+kept = kept_in_each_mode(COUNTER_LEASE="6")
 
 
 @pytest.fixture
