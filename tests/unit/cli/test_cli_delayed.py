@@ -97,7 +97,7 @@ def test_filters_choose(shell: CommandLine, lane: Lane) -> None:
     [once] = delayed_ones(lane, "B", after_ms=9 * HOUR_MS, task="shop.once")
     [held] = lane.add("C")
     lane.read()
-    delay(lane, held, int(time.time() * 1000) + 1000, Mode.HOLD)
+    delay(lane, held, int(time.time() * 1000) + HOUR_MS // 2, Mode.HOLD)
     for arguments, wanted in (
         (["--ticket", "A"], [ids[0], ids[2]]),
         (["--task", "shop.once"], [once]),
