@@ -27,6 +27,7 @@ import inspect
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -174,22 +175,31 @@ def fork_watchers(base_path: list[str]) -> None:
         if not isinstance(arguments, list) or arguments[:3] != [sys.executable, "-m", WATCHER]:
             execute(*given)
             return
+        told, tell = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _be_watcher(Program(arguments, dict(asked["env"])), base_path, asked)
+            _be_watcher(Program(arguments, dict(asked["env"])), base_path, asked, tell)
         popen.pid = pid
         popen._child_created = True
         popen._close_pipe_fds(*(asked[name] for name in PIPES))
+        os.close(tell)
+        # Until the fork looks like a watcher, as `Popen` waits for an exec. Others would take it for a pool process.
+        select.select([told], [], [], TAKES_PLACE_WITHIN_S)
+        os.close(told)
 
     subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
 
 
+#: Seconds that a fork may need until it looks like a watcher. It may have been killed before.
+TAKES_PLACE_WITHIN_S = 60.0
 #: How `subprocess.Popen` names the ends of its pipes.
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
-def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -> None:
-    """Runs as a watcher to the end of this process, with no open file of the worker except those in the request."""
+def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any], tell: int) -> None:
+    """Runs as a watcher to the end of this process, with no open file of the worker except those in the request.
+    ``tell``: where it says that its process looks like one.
+    """
     code = 1
     try:
         # No garbage collection here: a finaliser could close a file descriptor that is in use again.
@@ -198,7 +208,7 @@ def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -
         os.dup2(asked["p2cread"], 0)
         os.dup2(asked["c2pwrite"], 1)
         for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
-            if number > 2 and number not in asked["pass_fds"]:
+            if number > 2 and number not in (*asked["pass_fds"], tell):
                 _close(number)
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
@@ -208,6 +218,8 @@ def _be_watcher(program: Program, base_path: list[str], asked: dict[str, Any]) -
         # It must import its own module, and not use the one that the worker has imported.
         del sys.modules[WATCHER]
         program.take_place(base_path)
+        os.write(tell, b"1")
+        os.close(tell)
         program.run()
         code = 0
     except BaseException:
