@@ -12,6 +12,7 @@ from typing import Any
 
 import gevent
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Reject, Retry, WorkerShutdown
 
 import bridge
@@ -27,6 +28,9 @@ app.conf.update(
     bridge_bundle_ms=float(os.environ.get("ODD_BUNDLE_MS", "10")),
     task_track_started=bool(os.environ.get("ODD_TRACK_STARTED")),
 )
+if os.environ.get("ODD_NO_TIMER"):
+    # Celery's pool does not look at its processes unless something tells it to.
+    AsynPool.timers = {}
 #: Files that a pool process keeps open.
 kept: list[Any] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from pathlib import Path
 
 import pytest
@@ -115,7 +115,8 @@ def test_a_body_that_celery_would_not_run_is_refused(
         lane.push(task, None, task=task)
         lane.push(task, "sound", task="odd.ends")
     lane.wait_done(4)
-    assert [letter["task"] for letter in lane.dead_letters()] == ["odd.awaits", "odd.yields"]
+    # Of two tickets, either may be over first.
+    assert sorted(letter["task"] for letter in lane.dead_letters()) == ["odd.awaits", "odd.yields"]
     assert all("async or a generator" in letter["error"] for letter in lane.dead_letters())
 
 
@@ -127,7 +128,7 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     worker = lane.worker("w1", "--concurrency=1", "--prefetch-multiplier=4")
     master = lane.master("m1")
     # Behind a long task, in the hands of the worker, and begun by no pool process
-    lane.push("slow", {"n": 0, "ms": 4000})
+    lane.push("slow", {"n": 0, "gate": "gate"}, "counter.held")
     wait_until(lambda: lane.executions() == 1, description="the long task to begin")
     trimmed = lane.push("T", {"n": 0})
     lane.push("T", {"n": 1})
@@ -135,7 +136,11 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     lane.redis.xdel(lane.keys.stream, trimmed)
     master.terminate()
     lane.master("m2")
-    worker.terminate()
+    worker.send(signal.SIGTERM)
+    # The task before it ends only then, so the message never begins here.
+    wait_until(lane.dead_letters, description="the message to be given back, and given up")
+    (lane.ledger / "gate").touch()
+    assert worker.wait() == 0
     lane.worker("w2", "--concurrency=1")
 
     lane.wait_done(3, timeout_s=90)
@@ -146,19 +151,18 @@ def test_an_entry_that_was_trimmed_and_is_given_back_under_a_new_leader_is_a_dea
     )  # fmt: skip
 
 
-def test_the_end_of_a_pool_process_is_noticed_at_once(
+def test_the_end_of_a_pool_process_is_noticed_without_celerys_timer(
     nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # With a connection to the result backend a process takes longer to go than its sentinel.
-    lane = LaneUnderTest(nodes, own_server, tmp_path, ODD_TRACK_STARTED="yes")
+    # With a connection to the result backend a process takes longer to go than its sentinel. Celery alone notices most
+    # of these ends at its timer, up to 5 s later, and here never.
+    lane = LaneUnderTest(nodes, own_server, tmp_path, ODD_TRACK_STARTED="yes", ODD_NO_TIMER="yes")
     nodes.worker("w1", app=ODD, arguments=("--concurrency=1", *QUICK), env=lane.env)
     nodes.master("m1", app=ODD, env=lane.env, ready_text="standing by")
     lane.push("first", "sound", task="odd.ends")
     lane.wait_done(1)
     for n in range(4):
         lane.push(f"{n}", "leaves", task="odd.ends")
-    # Eight processes end. Celery alone notices most of these ends at its timer, up to 5 s later.
-    began = time.monotonic()
-    lane.wait_done(5, timeout_s=180)
+    # Eight processes end.
+    lane.wait_done(5, timeout_s=60)
     assert len(lane.dead_letters()) == 4
-    assert time.monotonic() - began < 10
