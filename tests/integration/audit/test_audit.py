@@ -12,7 +12,8 @@ from bridge.operate.orders import give
 from bridge.protocol.orders import Replay
 from bridge.routing.history import Delivery, What
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.node import NodeYard, WorkerNode
+from bridge.testing.waiting import wait_until
 from tests.integration.lanes import WITH_AND_WITHOUT_BUNDLES, LaneUnderTest
 
 
@@ -131,6 +132,18 @@ def test_an_audit_can_go_on_with_what_comes(lane: LaneUnderTest) -> None:
         assert row.started_us < row.finished_us <= row.written_ms * 1000 + 999
 
 
+def push_held(lane: LaneUnderTest, n: int, gate: str) -> None:
+    """A message of each ticket that waits at the gate."""
+    for ticket in range(6):
+        lane.push(f"T{ticket}", {"n": n, "gate": gate}, "counter.held")
+
+
+def holds_one(lane: LaneUnderTest, worker: WorkerNode) -> bool:
+    """Whether a message waits at the gate in the worker."""
+    held = {path.stem.rpartition("-")[2] for path in lane.ledger.glob("held-*")}
+    return any(str(child.pid) in held for child in worker.children())
+
+
 def test_replays_a_frozen_worker_and_a_destroyed_group_are_explained(lane: LaneUnderTest) -> None:
     lane.master("m1")
     frozen = lane.worker("w1")
@@ -145,19 +158,25 @@ def test_replays_a_frozen_worker_and_a_destroyed_group_are_explained(lane: LaneU
     assert audited(lane).ok
 
     lane.worker("w2")
-    lane.push_many(6, 30, ms=20, first=20)
-    lane.wait_done(140)
+    lane.push_many(6, 10, ms=20, first=20)
+    push_held(lane, 30, "first")
+    lane.push_many(6, 19, ms=20, first=31)
+    wait_until(lambda: holds_one(lane, frozen), description="the worker to run a message when it is frozen")
     frozen.pause()
+    (lane.ledger / "first").touch()
     lane.wait_done(123 + 180)
     frozen.resume()
     assert audited(lane).examples == ()
 
     lane.push_many(6, 20, ms=10, first=50)
+    push_held(lane, 70, "second")
     lane.wait_done(320)
+    # Some messages are undone.
     lane.redis.xgroup_destroy(lane.keys.stream, lane.keys.group)
-    while (ended := lane.count("done") + lane.count("dead")) < 123 + 300:
+    (lane.ledger / "second").touch()
+    while (ended := lane.count("done") + lane.count("dead")) < 123 + 306:
         assert audited(lane).examples == ()
-        lane.wait_done(min(ended + 10, 123 + 300))
+        lane.wait_done(min(ended + 10, 123 + 306))
     verdict = audited(lane)
     assert verdict.examples == ()
     assert verdict.rows[What.REPLAYED] == 1
