@@ -269,8 +269,9 @@ STAGES: dict[str, list[Cell]] = {
 
 @pytest.fixture
 def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
-    # One attempt: a charged message is dead. The lease outlasts the start of all processes on a busy machine.
-    bundle_ms = "10" if request.param == "bundles" else "0"
+    # One attempt: a charged message is dead. The lease outlasts the start of all processes on a busy machine. There, a
+    # message may take 10 ms, the default of a bundle, and would be alone in it.
+    bundle_ms = "100" if request.param == "bundles" else "0"
     return LaneUnderTest(
         nodes, own_server, tmp_path, COUNTER_BUNDLE_MS=bundle_ms, COUNTER_MAX_ATTEMPTS="1", COUNTER_LEASE="10"
     )
