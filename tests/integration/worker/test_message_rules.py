@@ -54,14 +54,13 @@ def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Rules:
 @pytest.mark.parametrize("pool", ["prefork", pytest.param("gevent", marks=pytest.mark.long)])
 def test_a_task_that_runs_past_the_time_of_its_message_is_stopped_and_charged(pool: str, lane: Rules) -> None:
     lane.start(pool)
-    began = time.monotonic()
-    late = lane.add("T", "30", timeout=500, max_attempts=2)
+    # Long enough that each attempt begins before it is struck, however busy the machine is.
+    late = lane.add("T", "600", timeout=2000, max_attempts=2)
     after = lane.add("T", "0", timeout=20_000)
     lane.wait_done(2)
-    assert time.monotonic() - began < 20
     letter = lane.letter(late)
     assert letter["reason"] == "gave up after 2 attempts"
-    assert letter["error"] == "TimeLimitExceeded: TimeLimitExceeded(0.5,)"
+    assert letter["error"] == "TimeLimitExceeded: TimeLimitExceeded(2.0,)"
     assert after != late
     assert (lane.noted("began:T"), lane.noted("ended:T")) == (["1", "2", "1"], ["1"])
     assert lane.log("T") == [0]
