@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -42,6 +43,18 @@ def sleeper(*, ignore_term: bool = False, session: bool = False, children: int =
         time.sleep(600)
     """
     return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def answers(app: Celery, workers: int) -> dict[str, Any]:
+    """What so many workers answer to a ping. One that is ready hears it from its first read of its queues on."""
+
+    def asked() -> dict[str, Any] | None:
+        replies: dict[str, Any] = app.control.inspect(timeout=1, limit=workers).ping() or {}
+        return replies if len(replies) >= workers else None
+
+    found = wait_until(asked, description=f"{workers} workers to answer")
+    assert found is not None
+    return found
 
 
 class TestPytestCelery:
@@ -129,8 +142,7 @@ class TestSeveralWorkers:
 
     def test_each_name_is_a_worker_and_one_goes_on_when_the_other_is_lost(self, celery_setup: CeleryTestSetup) -> None:
         names = {worker.hostname() for worker in celery_setup.worker_cluster}
-        replies = celery_setup.app.control.inspect(timeout=5, limit=2).ping()
-        assert set(replies) == names
+        assert set(answers(celery_setup.app, 2)) == names
         assert len(names) == 2
         celery_setup.worker_cluster[0].kill()
         assert add.s(2, 2).apply_async().get(timeout=RESULT_TIMEOUT_S) == 4
@@ -208,7 +220,7 @@ class TestProcessNodes:
         (tmp_path / "small_app.py").write_text("from celery import Celery\napp = Celery('small')\n")
         worker = nodes.worker("w1", app="small_app", env={"PYTHONPATH": str(tmp_path)})
         app = Celery("small", broker=own_server.url)
-        assert app.control.inspect(timeout=5, limit=1).ping() == {worker.hostname(): {"ok": "pong"}}
+        assert answers(app, 1) == {worker.hostname(): {"ok": "pong"}}
         assert len(worker.children()) >= 2
         assert worker.terminate() == 0
         app.close()
@@ -333,7 +345,7 @@ def run_project(folder: Path, *options: str) -> str:
     (folder / "test_project.py").write_text(PROJECT)
     wrong = "os.environ['DOCKER_HOST'] = 'tcp://127.0.0.1:1'"
     command = pytest_command("-q", "-p", "no:cacheprovider", *options, str(folder), first=wrong)
-    done = preloaded.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=90)
+    done = preloaded.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
