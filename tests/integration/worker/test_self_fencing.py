@@ -19,13 +19,20 @@ from bridge.testing.nodes.node import NodeYard, WorkerNode
 from bridge.testing.waiting import holds_for, wait_until
 from tests.integration.lanes import LaneUnderTest
 
-#: A worker ends its tasks a twentieth of this early. So the machine may pause for that long.
 LEASE_S = 4.0
+#: The same where a test looks when a task is ended. A worker does that a twentieth of its lease early, so that the
+#: machine may pause for half a second.
+WATCHED_LEASE_S = 10.0
 
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
     return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=str(LEASE_S))
+
+
+@pytest.fixture
+def watched(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> LaneUnderTest:
+    return LaneUnderTest(nodes, own_server, tmp_path, COUNTER_LEASE=str(WATCHED_LEASE_S))
 
 
 def incarnation_of(lane: LaneUnderTest, worker: WorkerNode) -> str:
@@ -39,11 +46,11 @@ def starts(lane: LaneUnderTest) -> list[Any]:
 
 
 def running(lane: LaneUnderTest, task: str | None = None) -> tuple[WorkerNode, psutil.Process]:
-    """A worker that runs one long task, and the pool process with that task."""
+    """A worker that runs one task, which waits at a gate unless it is another ``task``, and its pool process."""
     lane.master("m1")
     worker = lane.worker("w1", "--concurrency=1")
     lane.wait_consumers(1)
-    lane.push("A", {"n": 0, "ms": 12_000}, task)
+    lane.push("A", {"n": 0, "gate": "gate", "ms": 60_000}, task or "counter.held")
     wait_until(lambda: starts(lane), description="the task to start")
     return worker, psutil.Process(starts(lane)[0][6])
 
@@ -69,11 +76,12 @@ def assert_ended_before_its_lease(lane: LaneUnderTest, process: psutil.Process, 
             return False
         return True
 
-    wait_until(over, description="the pool process to end", timeout_s=3 * LEASE_S, interval_s=0.005)
+    wait_until(over, description="the pool process to end", timeout_s=3 * WATCHED_LEASE_S, interval_s=0.005)
     assert seen, "it had ended before anybody looked"
 
 
-def test_a_pool_process_whose_parent_is_frozen_is_ended_in_time(lane: LaneUnderTest) -> None:
+def test_a_pool_process_whose_parent_is_frozen_is_ended_in_time(watched: LaneUnderTest) -> None:
+    lane = watched
     worker, child = running(lane)
     worker.send(signal.SIGSTOP)
     assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
@@ -82,19 +90,22 @@ def test_a_pool_process_whose_parent_is_frozen_is_ended_in_time(lane: LaneUnderT
     wait_until(lambda: not lane.redis.exists(lane.keys.lease(before)), description="the lease to end")
     worker.send(signal.SIGCONT)
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    (lane.ledger / "gate").touch()
     lane.push("B", {"n": 0})
-    lane.wait_done(1)
+    lane.wait_done(2)
 
 
-def test_the_pool_process_ends_itself_while_worker_and_watchers_cannot(lane: LaneUnderTest) -> None:
+def test_the_pool_process_ends_itself_while_worker_and_watchers_cannot(watched: LaneUnderTest) -> None:
+    lane = watched
     worker, child = running(lane)
+    watcher = worker.watcher_at_work()
     worker.send(signal.SIGSTOP)
-    for watcher in worker.watchers():
-        watcher.kill()
+    watcher.kill()
     assert_ended_before_its_lease(lane, child, incarnation_of(lane, worker))
 
 
-def test_the_watcher_ends_a_worker_that_cannot_end_itself(lane: LaneUnderTest) -> None:
+def test_the_watcher_ends_a_worker_that_cannot_end_itself(watched: LaneUnderTest) -> None:
+    lane = watched
     # Given a task that keeps every other thread of its process from running
     worker, child = running(lane, "counter.holds_the_lock")
     worker.send(signal.SIGSTOP)
@@ -108,8 +119,9 @@ def test_a_lost_lease_ends_what_runs_and_makes_a_new_incarnation(lane: LaneUnder
     lane.redis.delete(lane.keys.lease(before))
     wait_until(lambda: ended(child), description="the pool process to end")
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    (lane.ledger / "gate").touch()
     lane.push("B", {"n": 0})
-    lane.wait_done(1)
+    lane.wait_done(2)
     lane.assert_no_overlap()
     assert worker.running
 
@@ -182,7 +194,7 @@ def test_a_killed_pool_process_of_a_frozen_worker_is_charged_once(lane: LaneUnde
     # Frozen as a whole, it cannot act. Its tasks are ended when it goes on
     worker, child = running(lane)
     worker.pause()
-    wait_until(lambda: ended(child), description="the watcher to end it", timeout_s=2 * LEASE_S)
+    wait_until(lambda: ended(child), description="the watcher to end it")
     lane.worker("w2", "--concurrency=1")
     wait_until(lambda: len(starts(lane)) == 2, description="the task to start elsewhere")
     first, second = sorted(starts(lane), key=lambda line: line[5])
