@@ -313,11 +313,12 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
     lane.push("A", {"n": 0, "until": 1}, task="counter.flaky")
     lane.wait_done(1)
     worker.pause()
-    # The worker waits for a message, which the server sends it at once. The next one stays in the queue
+    # If the worker waits for a message, the server sends it one at once. The other one stays in the queue, or both do
     lane.push("B", {"n": 0})
-    wait_until(lambda: lane.in_flight(worker.hostname()), description="the first message to be taken")
+    wait_until(lambda: lane.in_flight(worker.hostname()), description="the first message to be sent")
     lane.push("A", {"n": 1})
-    wait_until(lambda: lane.redis.llen(queue) == 1, description="the message to be in the worker's queue")
+    wait_until(lambda: len(lane.in_flight(worker.hostname())) == 2, description="the second message to be sent")
+    assert lane.redis.llen(queue) in (1, 2)
     if how == "deleted":
         lane.redis.delete(queue)
     else:
@@ -327,7 +328,7 @@ def test_a_message_that_never_reaches_its_worker_goes_out_again(lane: LaneUnderT
 
     lane.wait_done(4)
 
-    assert lane.log("A") == [0, 1, 2]
+    assert (lane.log("A"), lane.log("B")) == ([0, 1, 2], [0])
     assert lane.count("lost") >= 1 or lane.count("rerouted") >= 1
     lane.assert_at_rest()
 
