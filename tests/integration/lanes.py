@@ -64,13 +64,28 @@ class LaneUnderTest:
         id_: Any = self.redis.xadd(self.keys.stream, fields)
         return str(id_)
 
-    def push_many(self, tickets: int, each: int, *, ms: float = 0, first: int = 0) -> None:
-        """Pushes ``each`` numbered messages of every ticket, the tickets in turn."""
+    def push_many(self, tickets: int, each: int, *, ms: float = 0, first: int = 0, gate: str = "") -> None:
+        """Pushes ``each`` numbered messages of every ticket, the tickets in turn.
+
+        ``gate``: the message in the middle of each ticket waits for this gate (`open`). So the load has no end before.
+        """
         with self.redis.pipeline(transaction=False) as pipe:
             for n in range(first, first + each):
+                held = bool(gate) and n == first + each // 2
+                payload: dict[str, Any] = {"n": n, "gate": gate} if held else {"n": n, "ms": ms}
+                fields: dict[Any, Any] = {"payload": json.dumps(payload)} | ({"task": "counter.held"} if held else {})
                 for ticket in range(tickets):
-                    pipe.xadd(self.keys.stream, {"ticket_id": f"T{ticket}", "payload": json.dumps({"n": n, "ms": ms})})
+                    pipe.xadd(self.keys.stream, {"ticket_id": f"T{ticket}", **fields})
             pipe.execute()
+
+    def open(self, gate: str) -> None:
+        """Lets the tasks go on that wait at this gate."""
+        (self.ledger / gate).touch()
+
+    def held(self) -> list[tuple[str, int]]:
+        """(ticket, process) of each execution that came to a gate."""
+        parts = [path.stem.split("-") for path in self.ledger.glob("held-*")]
+        return [("-".join(names), int(pid)) for _, *names, _n, pid in parts]
 
     def count(self, name: str) -> int:
         return int(self.redis.hget(self.keys.counts, name) or 0)

@@ -27,11 +27,15 @@ def lane(request: pytest.FixtureRequest, nodes: NodeYard, own_server: EmbeddedSe
 
 
 def under_load(lane: LaneUnderTest, fault: Callable[[], object]) -> None:
-    """Pushes a load, causes the fault in the middle of it, and checks everything when all is done."""
-    lane.push_many(TICKETS, EACH, ms=TASK_MS)
+    """Pushes a load, causes the fault in the middle of it, and checks everything when all is done.
+
+    Half of the load waits for the fault: it strikes a busy lane, however late it comes.
+    """
+    lane.push_many(TICKETS, EACH, ms=TASK_MS, gate="struck")
     total = TICKETS * EACH
     wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=90)
     fault()
+    lane.open("struck")
     lane.wait_done(total)
     lane.assert_logs(TICKETS, EACH)
     lane.assert_no_overlap()
@@ -41,16 +45,22 @@ def under_load(lane: LaneUnderTest, fault: Callable[[], object]) -> None:
 
 def test_a_killed_workers_tickets_go_on_elsewhere_in_order(lane: LaneUnderTest) -> None:
     lane.master("m1")
-    victim, other = lane.worker("w1", wait=False), lane.worker("w2", wait=False)
-    victim.wait_ready()
-    other.wait_ready()
+    workers = [lane.worker("w1", wait=False), lane.worker("w2", wait=False)]
+    for worker in workers:
+        worker.wait_ready()
     lane.wait_consumers(2)
 
-    under_load(lane, victim.kill_main)
+    def kill_a_busy_one() -> None:
+        [(_, pid), *_] = wait_until(lane.held, description="a task to wait at the gate")
+        [victim] = [worker for worker in workers if pid in {child.pid for child in worker.children()}]
+        victim.kill_main()
+        workers.remove(victim)
+
+    under_load(lane, kill_a_busy_one)
 
     assert lane.count("rerouted") > 0
     wait_until(
-        lambda: lane.redis.hkeys(lane.keys.consumers) == [other.hostname()],
+        lambda: lane.redis.hkeys(lane.keys.consumers) == [workers[0].hostname()],
         description="the killed one to be forgotten",
     )
 

@@ -61,11 +61,15 @@ def patient(lane: LaneUnderTest) -> LaneUnderTest:
 
 
 def under_load(lane: LaneUnderTest, deed: Callable[[], object], *, repeated: int = 0) -> None:
-    """Changes something by hand in the middle of a load. Then everything must be as if nothing had happened."""
-    lane.push_many(TICKETS, EACH, ms=TASK_MS)
+    """Changes something by hand in the middle of a load. Then everything must be as if nothing had happened.
+
+    Half of the load waits for the change, so that some messages run and some wait, however late it comes.
+    """
+    lane.push_many(TICKETS, EACH, ms=TASK_MS, gate="changed")
     total = TICKETS * EACH
     wait_until(lambda: lane.count("done") > total // 4, description="a quarter of the load to be done", timeout_s=90)
     deed()
+    lane.open("changed")
     lane.wait_done(total)
     lane.assert_logs(TICKETS, EACH)
     lane.assert_no_overlap()
