@@ -71,6 +71,13 @@ class ScheduleShop(Shop):
         wait_until(lambda: len(self.ticks()) >= count, description=f"{count} ticks", timeout_s=90)
 
 
+def between_ticks(shop: ScheduleShop) -> tuple[int, int]:
+    """The server's time in seconds, and an interval: its last tick is late, and its next one comes after the test."""
+    time_: Any = shop.redis.time()
+    now = int(time_[0])
+    return now, next(every for every in range(3600, 7200, 60) if 120 < now % every < every - 600)
+
+
 @pytest.fixture
 def shop(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> Iterator[ScheduleShop]:
     made = ScheduleShop(nodes, own_server, tmp_path)
@@ -108,22 +115,18 @@ def test_each_tick_is_pushed_once_while_leaders_are_killed(shop: ScheduleShop) -
 
 
 def test_of_the_ticks_that_were_missed_the_newest_is_pushed_once(shop: ScheduleShop) -> None:
-    entries = {"late": SECOND, "never": {**SECOND, "ticket": "N", "catch_up": False, "every": 3600}}
-    seconds: Any = shop.redis.time()
-    hour = seconds[0] // 3600 * 3_600_000
-    # As a master left it that stopped two hours ago.
-    shop.redis.hset(schedule_key("ticket_stream"), "shop/late", f"{hour - 7_200_000} every 1 s")
-    shop.redis.hset(schedule_key("ticket_stream"), "shop/never", f"{hour - 7_200_000} every 3600 s")
-    if seconds[0] % 3600 < 120:
-        # Just after a full hour, the tick is not late.
-        shop.redis.hset(schedule_key("ticket_stream"), "shop/never", f"{hour - 10_800_000} every 3600 s")
-        entries["never"] = {**entries["never"], "every": 7200}
+    now, every = between_ticks(shop)
+    entries = {"late": SECOND, "never": {**SECOND, "ticket": "N", "catch_up": False, "every": every}}
+    # As a master left it that stopped before the last two ticks.
+    before = now // every * every - every
+    shop.redis.hset(schedule_key("ticket_stream"), "shop/late", f"{before * 1000} every 1 s")
+    shop.redis.hset(schedule_key("ticket_stream"), "shop/never", f"{before * 1000} every {every} s")
     shop.led_by("m1", entries)
     shop.wait_ticks(6)
     found = shop.ticks()
     assert {ticket for ticket, _ in found} == {"T1", "T2"}
     first = min(at for _, at in found)
-    assert first >= seconds[0] * 1000
+    assert first >= now * 1000
     assert len(found) == len(set(found))
 
 
@@ -137,10 +140,11 @@ def test_a_changed_entry_starts_again_and_one_that_is_gone_leaves_nothing(shop: 
     assert set(shop.stored()) == {"beat", "yearly"}
     first.terminate()
     count = len(shop.ticks())
-    second = shop.led_by("m2", {"beat": {**SECOND, "every": 3600}, "damaged": SECOND})
+    _, every = between_ticks(shop)
+    second = shop.led_by("m2", {"beat": {**SECOND, "every": every}, "damaged": SECOND})
     wait_until(lambda: set(shop.stored()) == {"beat", "damaged"}, description="the entries to be stored")
-    wait_until(lambda: shop.stored()["beat"].times == "every 3600 s", description="the new times")
-    assert [at for ticket, at in shop.ticks()[count:] if at % 3_600_000 == 0] == []
+    wait_until(lambda: shop.stored()["beat"].times == f"every {every} s", description="the new times")
+    assert [at for ticket, at in shop.ticks()[count:] if at % (every * 1000) == 0] == []
     second.terminate()
     shop.led_by("m3", {})
     wait_until(lambda: shop.stored() == {}, description="all entries to be forgotten")
