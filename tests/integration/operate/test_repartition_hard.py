@@ -97,11 +97,12 @@ def test_a_worker_starts_again_though_the_server_is_away_when_its_last_task_ends
     # Celery is not set to wait for its server at a start
     worker = lane.worker("w1", "-c", "1")
     lane.master("m1")
-    splitting.task.push("T0", {"n": 0, "ms": 3000})
+    lane.push("T0", {"n": 0, "gate": "open"}, "counter.held")
     wait_until(lane.executions, description="the task to run")
     command = splitting.command("repartition", 2)
     worker.wait_for_log("starting again, when the running tasks have ended")
     (server.pause if away == "frozen" else server.stop)()
+    lane.open("open")
     # Whether Celery ends it, or the bridge does it first: nobody asked the worker to stop
     wait_until(lambda: "waiting for it" in worker.logs().rpartition("[queues]")[2], description="its next life")
     (server.resume if away == "frozen" else server.start)()
