@@ -344,11 +344,13 @@ def test_a_drain_outlives_its_master_and_ends_with_the_worker(shop: Shop) -> Non
 @pytest.mark.slow
 def test_tickets_move_between_two_of_their_messages_to_whom_an_operator_names(shop: Shop, tmp_path: Path) -> None:
     w1 = shop.worker("w1", 1)
-    shop.master("m1")
+    master = shop.master("m1")
     gate = tmp_path / "gate"
     shop.push("A", 0, gate=str(gate))
     wait_until(lambda: shop.redis.hexists(shop.keys.tickets, "A"), description="A to run on w1")
     w2 = shop.worker("w2", 1)
+    # The leader knows it a moment after it was registered.
+    master.wait_for_log(f"consumer {w2.hostname()} is here")
     for n in range(1, 5):
         shop.push("A", n)
     shop.wait_waiting(4)
