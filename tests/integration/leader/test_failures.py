@@ -218,7 +218,8 @@ def test_a_lost_celery_message_goes_out_again(unled: LaneUnderTest) -> None:
     quick.master("m1")
     worker = quick.worker("w2", "--concurrency=1")
     quick.wait_consumers(1)
-    quick.push("A", {"n": 0, "ms": 1000})
+    # It is not done before the worker is frozen. After a long task, the worker would get no message behind another one.
+    quick.push("A", {"n": 0, "gate": "open"}, "counter.held")
     quick.push("B", {"n": 0})
     worker.pause()  # so that the message stays in its queue for a moment
     queue = quick.keys.queue(worker.hostname())
@@ -229,6 +230,7 @@ def test_a_lost_celery_message_goes_out_again(unled: LaneUnderTest) -> None:
         wait_until(lambda: quick.redis.llen(queue) > 0, description="a message in the worker's queue", timeout_s=4.5)
     finally:
         quick.redis.delete(queue)
+        unled.open("open")
         worker.resume()
 
     quick.wait_done(4)
