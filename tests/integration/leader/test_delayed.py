@@ -51,6 +51,12 @@ def push(lane: LaneUnderTest, ticket: str, n: int, delay_ms: int = 0, *, hold: b
     return str(id_)
 
 
+def push_at(lane: LaneUnderTest, ticket: str, n: int, at_ms: int, due_ms: int | None = None) -> None:
+    """Pushes a message as if it were that time, however late a slow machine is."""
+    fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": n})}
+    lane.redis.xadd(lane.keys.stream, fields if due_ms is None else fields | {"due": due_ms}, id=f"{at_ms}-0")
+
+
 def delayed(lane: LaneUnderTest) -> int:
     return int(lane.redis.zcard(lane.keys.delayed))
 
@@ -61,24 +67,26 @@ def assert_nothing_left(lane: LaneUnderTest) -> None:
 
 
 def test_others_overtake_a_delayed_message_and_a_held_ticket_waits(lane: LaneUnderTest) -> None:
-    push(lane, "over", 2, 1500)
-    push(lane, "held", 0, 1500, hold=True)
+    ids = push(lane, "over", 2, 60_000), push(lane, "held", 0, 60_000, hold=True)
     for n in range(2):
         push(lane, "over", n)
         push(lane, "held", 1 + n)
     wait_until(lambda: lane.log("over") == [0, 1], description="what came later to overtake")
     assert (delayed(lane), lane.log("held")) == (1, [])
+    # They are due soon after that, however slow it was
+    order = ChangeDelayed(DelayedAct.RESCHEDULE, ids, now_ms(lane) + 500)
+    assert give(lane.server.client(), lane.keys, order)["changed"] == list(ids)
     lane.wait_done(6)
     assert (lane.log("over"), lane.log("held")) == ([0, 1, 2], [0, 1, 2])
     assert_nothing_left(lane)
 
 
 def test_what_is_due_while_nobody_leads_goes_before_what_comes_later(unled: LaneUnderTest) -> None:
-    push(unled, "A", 0, 300)
-    push(unled, "A", 2, 700)
-    due = now_ms(unled) + 300
-    wait_until(lambda: now_ms(unled) > due, description="the first to be due")
-    push(unled, "A", 1)
+    now = now_ms(unled)
+    push_at(unled, "A", 0, now, now + 300)
+    push_at(unled, "A", 2, now + 1, now + 700)
+    wait_until(lambda: now_ms(unled) > now + 301, description="the first to be due")
+    push_at(unled, "A", 1, now + 301)
     unled.worker("w1")
     unled.master("m1")
     unled.wait_done(3)
@@ -143,10 +151,12 @@ def test_orders_cancel_and_reschedule_what_is_not_due(lane: LaneUnderTest) -> No
 def test_a_due_message_of_a_parked_ticket_is_put_aside_and_goes_out_in_order(lane: LaneUnderTest) -> None:
     client = lane.server.client()
     give(client, lane.keys, Park("A"))
-    push(lane, "A", 1, 300)
-    push(lane, "A", 0)
+    now = now_ms(lane) + 1
+    push_at(lane, "A", 1, now, now + 300)
+    push_at(lane, "A", 0, now + 1)
     shelf = lane.keys.parked_consumer("master", "A")
     wait_until(lambda: len(lane.in_flight(shelf)) == 2, description="both to be put aside")
+    wait_until(lambda: now_ms(lane) > now + 300, description="the first one to be due")
     push(lane, "A", 2)
     wait_until(lambda: len(lane.in_flight(shelf)) == 3, description="the last one to be put aside")
     give(client, lane.keys, Release("A"))
