@@ -47,10 +47,11 @@ def test_a_worker_that_lives_and_does_not_consume_loses_its_tickets_and_comes_ba
     lane.assert_no_overlap()
     control("add_consumer")
     wait_until(lambda: lane.redis.llen(queue) == 0, description="the probe to be taken")
-    lane.push_many(6, 5, ms=200, first=5)
+    lane.push_many(6, 1, first=5, gate="again")
     wait_until(lambda: lane.in_flight(deaf.hostname()), description="the worker to have messages again")
-    lane.wait_done(60)
-    lane.assert_logs(6, 10)
+    lane.open("again")
+    lane.wait_done(36)
+    lane.assert_logs(6, 6)
     lane.assert_at_rest()
 
 
