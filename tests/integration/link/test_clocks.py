@@ -128,8 +128,9 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
     if dies == "leader":
         standby = lane.master("m2")
         standby.wait_for_log("standing by: ", timeout=30)
-    lane.push_many(2, 2, ms=800)
-    wait_until(lambda: len(running(lane)) == 2, description="both tickets to run")
+    lane.push_many(2, 2, gate="dead")
+    lane.push_many(2, 2, first=2)
+    wait_until(lambda: len(lane.held()) == 2, description="both tickets to run")
     clock.set(-HOUR_S)
     if dies == "leader":
         leader.kill_main()
@@ -137,8 +138,9 @@ def test_a_dead_consumer_is_noticed_after_a_lease_although_the_servers_clock_was
         # No watcher is left that could write a notice.
         first.vanish()
         lane.worker("w2")
-    lane.wait_done(4, timeout_s=90)
-    lane.assert_logs(2, 2)
+    lane.open("dead")
+    lane.wait_done(8, timeout_s=90)
+    lane.assert_logs(2, 4)
     lane.assert_no_overlap()
     lane.assert_at_rest()
 
