@@ -46,7 +46,8 @@ def work(self, ticket_id, payload):
 class Receiver:
     """An HTTP server that keeps what it gets. ``answer``: the status of its answers; 0: it hangs."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, *, away: bool = False) -> None:
+        """``away``: it refuses connections until `listen`, and has its port meanwhile, which nobody else gets."""
         self.answer = 204
         self.got: list[dict[str, Any]] = []
         self.tried: list[str] = []
@@ -71,13 +72,21 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self.server.server_bind()
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self._serving = threading.Thread(target=self.server.serve_forever, daemon=True)
+        if not away:
+            self.listen()
+
+    def listen(self) -> None:
+        self.server.server_activate()
+        self._serving.start()
 
     def close(self) -> None:
         self.released.set()
-        self.server.shutdown()
+        if self._serving.is_alive():
+            self.server.shutdown()
         self.server.server_close()
 
     @property
@@ -188,10 +197,8 @@ def test_a_storm_becomes_a_summary(shop: NoticeShop, receiver: Receiver) -> None
 
 
 def test_a_receiver_that_is_away_stops_nothing_and_gets_all_later(shop: NoticeShop) -> None:
-    first = Receiver()
-    port = first.port
-    first.close()
-    shop.led_by("m1", port)
+    receiver = Receiver(away=True)
+    shop.led_by("m1", receiver.port)
     shop.wait_begun()
     ids = shop.break_some(5)
     wait_until(lambda: shop.redis.xlen(shop.keys.dead) == 5, description="the letters")
@@ -199,21 +206,21 @@ def test_a_receiver_that_is_away_stops_nothing_and_gets_all_later(shop: NoticeSh
     found = shop.json("status")
     assert found["notices"]["failed"] >= 2
     assert any("does not get them: no answer: " in problem for problem in found["problems"])
-    back = Receiver(port)
     try:
-        back.answer = 500
+        receiver.answer = 500
+        receiver.listen()
         wait_until(
             lambda: "the receiver answered 500" in shop.notices().get("error", ""),
             description="a refusal",
             timeout_s=90,
         )
-        back.answer = 200
-        wait_until(lambda: back.letters, description="the notice", timeout_s=180)
-        assert [letter["message_id"] for letter in back.letters] == ids
+        receiver.answer = 200
+        wait_until(lambda: receiver.letters, description="the notice", timeout_s=180)
+        assert [letter["message_id"] for letter in receiver.letters] == ids
         wait_until(lambda: "error" not in shop.notices(), description="the error to be over")
         assert shop.json("status")["notices"]["error"] == ""
     finally:
-        back.close()
+        receiver.close()
 
 
 def test_a_receiver_that_hangs_or_redirects(shop: NoticeShop, receiver: Receiver) -> None:
