@@ -36,10 +36,16 @@ def _note(*fields: Any) -> None:
 
 
 def handle(task: Any, version: str, ticket_id: str, payload: Any) -> None:
-    """Does what a payload asks for, and notes its begin and its end."""
+    """Does what a payload asks for, and notes its begin and its end. With ``gate`` it ends when the ledger's folder has
+    a file of that name.
+    """
     n, fence = payload["n"], task.ticket.fence
     _note("start", ticket_id, version, n, fence)
     time.sleep(payload.get("ms", 0) / 1000)
+    if "gate" in payload:
+        gate = Path(os.environ["VERSIONS_LEDGER"]) / payload["gate"]
+        while not gate.exists():
+            time.sleep(0.01)
     failed = task.ticket.attempt <= payload.get("fail", 0)
     _note("failed" if failed else "end", ticket_id, version, n, fence)
     if failed:

@@ -81,6 +81,10 @@ class Versions:
         self.pushed_us[ticket, version, numbers[-1]] = int(id_.split("-", maxsplit=1)[0]) * 1000
         return id_
 
+    def open(self, gate: str) -> None:
+        """Lets messages go on that were pushed with this ``gate``."""
+        (self.ledger / gate).touch()
+
     def operate(self, *arguments: str, code: int = 0, **conf: Any) -> str:
         """Runs a command. Returns its output, or its error when it ends with another code than 0."""
         env = {**os.environ, **broker_environment(self.url), **self._env(conf)}

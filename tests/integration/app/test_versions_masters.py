@@ -73,7 +73,7 @@ def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> N
     chain.wait_all()
     check(chain)
     # An old master comes back and leads the older version again, while a message of the newer one runs.
-    chain.push("v2", "X", ms=6000)
+    chain.push("v2", "X", gate="go on")
     wait_until(lambda: chain.started("X"), description="v2 in flight")
     back = chain.master("m3", **ONLY_V1)
     new.kill()
@@ -83,6 +83,7 @@ def test_old_processes_beside_new_ones_in_a_rolling_deploy(chain: Versions) -> N
     wait_until(lambda: chain.log("other"), description="another ticket")
     assert chain.started("X") == ["v2:0"]
     assert "waits for a message in flight in the newer version orders:v2" in chain.why("X", **ONLY_V1)
+    chain.open("go on")
     chain.master("m4")
     back.terminate()
     chain.wait_all()
