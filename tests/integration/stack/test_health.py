@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from celery import Celery
@@ -55,16 +56,18 @@ def conf(file: Path) -> str:
 
 
 def is_seen_to_hang(node: ProcessNode, file: Path, healthy: Callable[[], bool]) -> None:
-    """Sets the file's age instead of waiting as long as the check allows."""
+    """Sets the file's age instead of waiting as long as the check allows.
+
+    Only while the node is frozen: one that runs touches its file each second, also between the setting and the check.
+    """
+    process = psutil.Process(node.pid)
     wait_until(healthy, description=f"{node.name()} to be healthy")
-    os.utime(file, (LONG_AGO, LONG_AGO))
-    assert not healthy()
-    wait_until(healthy, description=f"{node.name()} to touch its file again", timeout_s=90)
     node.pause()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, description=f"{node.name()} to stand still")
     os.utime(file, (LONG_AGO, LONG_AGO))
     assert not healthy()
     node.resume()
-    wait_until(healthy, description=f"{node.name()} to turn on", timeout_s=90)
+    wait_until(healthy, description=f"{node.name()} to touch its file again", timeout_s=90)
 
 
 @pytest.mark.parametrize("role", ["leader", "standby"])
