@@ -27,7 +27,8 @@ PROGRAMS = {
 
 @pytest.fixture
 def lane(nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path) -> HttpLane:
-    lane = HttpLane(nodes, own_server, tmp_path, **SHORT_LEASE)
+    """A lane with a master. No lease ends during a test: the program in shell renews it once in a second."""
+    lane = HttpLane(nodes, own_server, tmp_path)
     lane.master("m1")
     return lane
 
@@ -66,7 +67,11 @@ def test_the_python_program_gives_up_and_refuses(lane: HttpLane, tmp_path: Path)
     wait_until(lambda: lane.count("nacked") == 1, description="the refusal")
 
 
-def test_the_node_program_ends_itself_when_its_lease_is_over(lane: HttpLane, tmp_path: Path) -> None:
+def test_the_node_program_ends_itself_when_its_lease_is_over(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = HttpLane(nodes, own_server, tmp_path, **SHORT_LEASE)
+    lane.master("m1")
     consumer = start(lane, "javascript", tmp_path)
     lane.wait_consumers(1)
     consumer.pause()

@@ -29,11 +29,14 @@ def test_the_app_of_the_page(nodes: NodeYard, own_server: EmbeddedServer, tmp_pa
     ]
     run_python(tmp_path, "-c", f"from shop import charge\ncharge.push_many({first!r})\n{push}")
     wait_until(lambda: int(redis.hget(counts, "nacked") or 0) >= 3, timeout_s=90, description="the refusals")
-    shown = run_python(tmp_path, "-m", "bridge", "-A", "shop", "ticket", "show", "T1")
-    assert re.search(
-        r"attempt 1 of 5 is due (in|now).*: nacked [0-9]+ times? since \S+\+00:00: the bank is closed",
-        " ".join(shown.split()),
-    )
+
+    def says_so() -> bool:
+        shown = run_python(tmp_path, "-m", "bridge", "-A", "shop", "ticket", "show", "T1")
+        wanted = r"attempt 1 of 5 is due (in|now).*: nacked [0-9]+ times? since \S+\+00:00: the bank is closed"
+        return re.search(wanted, " ".join(shown.split())) is not None
+
+    # Now and then it is in flight.
+    wait_until(says_so, description="it to await its next attempt")
     redis.set("bank", "open")
     wait_until(lambda: redis.hget(counts, "done") == "2", timeout_s=90, description="the messages to be done")
     assert redis.hgetall("account:A1") == {"charged": "5"}
