@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bridge.http import serving
 from bridge.routing.keys import LaneKeys
 from bridge.routing.records import record, tail
 from bridge.stack.embedded import EmbeddedServer
@@ -31,7 +35,14 @@ def dispatch(redis: Any, incarnation: str, count: int) -> None:
         redis.hset(KEYS.tickets, f"T{n}", record(FENCE + n, tail("h1", incarnation, 1, [id_], 0)))
 
 
-def test_a_receive_and_an_acknowledgement_of_32_messages_are_one_call_each(valkey: EmbeddedServer) -> None:
+def test_a_receive_and_an_acknowledgement_of_32_messages_are_one_call_each(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def follow_nothing(_app: Any) -> None:
+        await asyncio.Event().wait()
+
+    # Beside its calls the port reads the layout each second.
+    monkeypatch.setattr(serving, "follow_layout", follow_nothing)
     redis: Any = valkey.client()
     with port_of(app_of(valkey.url)) as port:
         life = port.post("/api/consumers/register", {"name": "h1", "concurrency": 32}).body["incarnation"]
