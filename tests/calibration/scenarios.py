@@ -26,6 +26,8 @@ from tests.chaos.versions import in_versions
 
 #: Milliseconds that a task works, long enough for something to happen meanwhile.
 LONG_MS = 3000.0
+#: Milliseconds of a bundle that has several messages although each takes long on a busy machine.
+LONG_BUNDLE_MS = 1000.0
 #: How long messages are delayed, in ms, and how much earlier they may seem to start, in ns: two clocks drift.
 DELAY_MS, EARLY_NS = 1500, 50_000_000
 #: Seconds of a lease that outlasts such a task, although nobody has renewed it for a third of it when that begins.
@@ -38,6 +40,7 @@ SHARED_WITHIN_S = 40.0
 
 def steady(stage: Stage) -> None:
     """Nothing happens but work: bundles, failures, effects that fail, a message that dies, an operator's order."""
+    stage.bundle_ms = LONG_BUNDLE_MS
     stage.master("m1", wait=False)
     stage.worker("w1", slots=2, wait=False)
     stage.wait_led(1)
@@ -108,6 +111,9 @@ def delayed(stage: Stage) -> None:
 
 def _with_effects_that_fail(stage: Stage) -> None:
     """In the middle of a run: behind its first one that fails, a ticket's messages wait together."""
+    for ticket in range(2):
+        # The others come while it works. One that comes later would be in no bundle with them.
+        stage.push(f"T{ticket}", ms=500)
     for n in range(10):
         for ticket in range(2):
             stage.push(f"T{ticket}", ms=1, until=2 if n % 2 else 1, how="effect")
@@ -170,7 +176,7 @@ def frozen_solo(stage: Stage) -> None:
     stage.master("m1", wait=False)
     frozen = stage.worker("w1", pool="solo")
     stage.wait_led(1)
-    stage.push("T", ms=1500)
+    stage.push("T", ms=LONG_MS)
     stage.wait_for(lambda: stage.executions("T"), "the task to start")
     with _Frozen(stage, frozen, whole=True):
         stage.worker("w2")

@@ -100,6 +100,8 @@ class Stage:
         self.lanes = [one.keys for one in subscriptions]
         self.keys = self.lanes[0]
         self.notes = Notes()
+        #: Of the nodes that start from now on; None: the default.
+        self.bundle_ms: float | None = None
         self.messages: list[Message] = []
         self.findings: list[Finding] = []
         self._wanted = set(wanted)
@@ -174,22 +176,26 @@ class Stage:
             **({} if self.subscriptions == ONE else {"CHAOS_RETENTION": "600" if self._is_repartitioned else "0"}),
             "PYTHONPATH": str(self.copy),
             **({TEXTS: str(self._mutated)} if self._texts else {}),
+            **({} if self.bundle_ms is None else {"CHAOS_BUNDLE_MS": str(self.bundle_ms)}),
             "CHAOS_LEDGER": str(self.ledger_folder),
             "CHAOS_LEASE": str(LEASE_S),
             "CHAOS_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
         }
 
     def wait_led(self, consumers: int, lanes: int | None = None) -> None:
-        """Waits until so many workers are there, and the first ``lanes`` are led; None: all."""
+        """Waits until so many workers are there, and the first ``lanes`` are led; None: all. Looks at the lane all the
+        while: what a worker writes when it comes is there for a moment only.
+        """
         started = time.monotonic()
-        wait_until(
-            lambda: (
+
+        def led() -> bool:
+            self._look_again()
+            return (
                 all(self.redis.exists(keys.leader) for keys in self.lanes[:lanes])
                 and self.redis.hlen(self.keys.consumers) == consumers
-            ),
-            description=f"a leader, and {consumers} workers",
-            timeout_s=90,
-        )
+            )
+
+        wait_until(led, description=f"a leader, and {consumers} workers", timeout_s=90, interval_s=0.02)
         # A machine on which they were slow to come is slow in everything.
         self._patience_s = max(self._patience_s, STARTS * (time.monotonic() - started))
 
