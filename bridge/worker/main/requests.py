@@ -54,8 +54,9 @@ logger = get_logger(__name__)
 
 #: The errors by which Celery reports an execution that was cut off half way.
 CUT_OFF = (TimeLimitExceeded, WorkerLostError)
-#: What the error says of a pool process that ended by SIGTERM.
-BY_SIGTERM = human_status(-SIGTERM)
+#: What the error may say of a pool process that ended by SIGTERM. It reports its end, and the main process kills it. If
+#: that does not come within a second, it ends by itself, with the second status.
+BY_SIGTERM = (f"{human_status(-SIGTERM)} ", f"{human_status(SIGTERM)} ")
 
 
 class CarriedMessage(NamedTuple):
@@ -291,7 +292,9 @@ class BridgeRequest(_Base):
 
     def _is_told_to_end(self, exc: WorkerLostError) -> bool:
         """Whether the pool process was ended together with its worker."""
-        return self.member.shared.ends_now or (self.member.is_stopping and BY_SIGTERM in str(exc))
+        return self.member.shared.ends_now or (
+            self.member.is_stopping and any(status in str(exc) for status in BY_SIGTERM)
+        )
 
     @property
     def _why_ended(self) -> Kind:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bridge.stack.embedded import EmbeddedServer
@@ -82,6 +83,21 @@ def test_a_signal_to_all_processes_of_a_worker_charges_no_message(lane: LaneUnde
     worker, messages, _ = holding(lane)
     assert worker.pid is not None
     os.killpg(worker.pid, signal.SIGTERM)
+    worker.wait(timeout_s=180)
+    go_on_elsewhere(lane, messages)
+    assert lane.count("interrupted") == 1
+
+
+def test_a_signal_to_all_processes_charges_no_message_when_the_main_process_is_slow(lane: LaneUnderTest) -> None:
+    # It goes on when the pool process, which waits a second for it, has ended by itself.
+    lane.env["COUNTER_LEASE"] = "30"
+    worker, messages, _ = holding(lane)
+    [pool_process] = worker.children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    os.killpg(worker.pid, signal.SIGTERM)
+    wait_until(lambda: pool_process.status() == psutil.STATUS_ZOMBIE, description="the pool process to end")
+    os.kill(worker.pid, signal.SIGCONT)
     worker.wait(timeout_s=180)
     go_on_elsewhere(lane, messages)
     assert lane.count("interrupted") == 1
