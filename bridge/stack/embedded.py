@@ -4,7 +4,8 @@
 
 - `start()` returns when the started process answers. Another server on the port would answer a PING as well, so the
   process id is compared. A server that answers LOADING is not ready.
-- The port stays the same over `stop()`, `kill()` and `restart()`, as clients of a crashed server expect.
+- The port stays the same over `stop()`, `kill()` and `restart()`, as clients of a crashed server expect. Meanwhile no
+  other server of the stack gets it.
 - The server does not outlive this process. PDEATHSIG would act when the *thread* that started the server ends, and that
   may not be the main thread. So a shell that waits on a pipe (`OrphanStopper`) stops the server when this process ends.
 - Ctrl-C in a terminal does not reach the server, which has its own session. So its clients can finish. The process that
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +33,7 @@ from redis.retry import Retry
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from bridge.stack.orphan_stopper import OrphanStopper
-from bridge.stack.ports import HOST, free_port
+from bridge.stack.ports import HOST, free_port, keep_port
 from bridge.stack.server_program import FsyncPolicy, answers_as, find_server_binary, server_command
 
 #: The file in the data folder that a running server has locked.
@@ -85,6 +87,8 @@ class EmbeddedServer:
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
         self._stopper: OrphanStopper | None = None
+        #: Lets the port go, when it is called or this object is gone.
+        self._let_port_go: weakref.finalize[..., Any] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -145,9 +149,11 @@ class EmbeddedServer:
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             if self._port == 0:
                 self._port = free_port()
+            self._keep_port()
             try:
                 self._launch()
             except PortInUse:
+                self._give_port_up()
                 # Another process may have taken the port since it was chosen: choose again.
                 first_start_of_free_port = self._wanted_port == 0 and not self._has_data()
                 if not first_start_of_free_port or attempt == _PORT_ATTEMPTS:
@@ -182,6 +188,7 @@ class EmbeddedServer:
     def close(self) -> None:
         """Stops the server and removes the data folder if it is a temporary one."""
         self.stop()
+        self._give_port_up()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -195,6 +202,15 @@ class EmbeddedServer:
             return "(no log)"
         meaningful = [line.strip() for line in written if line.strip()]
         return " | ".join(meaningful[-lines:]) or "(empty log)"
+
+    def _keep_port(self) -> None:
+        if self._let_port_go is None and (kept := keep_port(self._port)) is not None:
+            self._let_port_go = weakref.finalize(self, kept.close)
+
+    def _give_port_up(self) -> None:
+        if self._let_port_go is not None:
+            self._let_port_go()
+            self._let_port_go = None
 
     def _command(self, binary: Path) -> list[str]:
         return server_command(

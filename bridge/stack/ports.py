@@ -30,9 +30,36 @@ def free_port() -> int:
     for _ in range(200):
         # Not from `random` itself: two processes with the same seed would choose the same port.
         port = random.SystemRandom().randint(_LOWEST_FREE_PORT, highest)
-        if not port_is_taken(port):
+        if not _is_used_or_kept(port):
             return port
     raise PortInUse(f"found no free port between {_LOWEST_FREE_PORT} and {highest} on {HOST}")
+
+
+def keep_port(port: int) -> socket.socket | None:
+    """Keeps the port for a server that is to listen there again and again: `free_port` gives it to nobody else while
+    the socket is open. None: something listens there now.
+
+    The socket does not listen. So the server may (if it sets SO_REUSEADDR, as servers do), and while it does not,
+    clients are refused.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        kept.bind((HOST, port))
+    except OSError:
+        kept.close()
+        return None
+    return kept
+
+
+def _is_used_or_kept(port: int) -> bool:
+    """Whether any socket has the port, also one that does not listen, or did a moment ago."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
 
 
 def port_is_taken(port: int) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from bridge.routing.errors import PortInUse, ServerStartFailed
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.orphan_stopper import OrphanStopper
-from bridge.stack.ports import free_port, port_is_taken
+from bridge.stack.ports import free_port, keep_port, port_is_taken
 from bridge.stack.server_program import find_server_binary
 from bridge.testing.waiting import wait_until
 
@@ -208,6 +208,23 @@ def test_a_free_port_is_free_and_never_a_source_port_of_outgoing_connections() -
         port = free_port()
         assert port < lowest
         assert not port_is_taken(port)
+
+
+def test_the_port_of_a_server_that_is_stopped_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedServer(append_only=False) as server:
+        for end in (server.stop, server.kill):
+            end()
+            drawn = iter([server.port, other := free_port()])
+            with monkeypatch.context() as patch:
+                patch.setattr("random.SystemRandom.randint", lambda *_, drawn=drawn: next(drawn))
+                assert free_port() == other
+            with pytest.raises(ConnectionRefusedError):
+                _ask(server.port)
+            server.start()
+            assert _ask(server.port) == b"+PONG\r\n"
+    kept = keep_port(server.port)
+    assert kept is not None, "a closed server keeps nothing"
+    kept.close()
 
 
 def _ask(port: int) -> bytes:
