@@ -137,8 +137,8 @@ def test_replays_go_before_everything_that_was_not_begun(lane: LaneUnderTest) ->
     master.kill_main()
     master.wait()
     # The backoff of the younger one ends then, and not before the orders, however slow they are
-    [member] = lane.redis.zrange(lane.keys.retries, 0, -1)
-    lane.redis.zadd(lane.keys.retries, {member: time.time() * 1000}, xx=True)
+    found: Any = lane.redis.zrange(lane.keys.retries, 0, -1)
+    lane.redis.zadd(lane.keys.retries, {found[0]: time.time() * 1000}, xx=True)
     master.start()
     # Then the one that was begun stays first, and the others come in their order
     lane.wait_done(2 + 4)

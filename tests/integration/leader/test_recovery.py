@@ -376,8 +376,8 @@ def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTes
     master.wait()
     lane.redis.xdel(lane.keys.stream, *later[1:3], slow)
     # The backoff ends then, and not before the entries are gone
-    [member] = lane.redis.zrange(lane.keys.retries, 0, -1)
-    lane.redis.zadd(lane.keys.retries, {member: time.time() * 1000}, xx=True)
+    found: Any = lane.redis.zrange(lane.keys.retries, 0, -1)
+    lane.redis.zadd(lane.keys.retries, {found[0]: time.time() * 1000}, xx=True)
     lane.open("open")
     master.start()
 
