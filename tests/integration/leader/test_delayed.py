@@ -98,12 +98,14 @@ def test_what_was_due_goes_first_and_a_deleted_entry_is_a_dead_letter_although_t
     unled: LaneUnderTest,
 ) -> None:
     master = unled.master("m1")
-    ids = [push(unled, "A", n, 1500) for n in range(3)]
+    ids = [push(unled, "A", n, 60_000) for n in range(3)]
     wait_until(lambda: delayed(unled) == 3, description="the messages to be delayed")
-    due = now_ms(unled) + 1500
     master.kill()
     unled.redis.xdel(unled.keys.stream, ids[1])
-    wait_until(lambda: now_ms(unled) > due, description="the messages to be due")
+    # As by an order that reschedules them. They are not due before the leader has ended, however late that is
+    due = now_ms(unled) + 10
+    unled.redis.zadd(unled.keys.delayed, {member_of(id_): due + n for n, id_ in enumerate(ids)}, xx=True)
+    wait_until(lambda: now_ms(unled) > due + 3, description="the messages to be due")
     push(unled, "A", 3)
     # The leader ended between its read and the move of what was due.
     unled.redis.xreadgroup(unled.keys.group, "master", {unled.keys.stream: ">"})
