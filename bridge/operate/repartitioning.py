@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.operate.deleting import LanesOfStream, StillUsed, delayed_among, lanes_on
 from bridge.protocol.agreement import refuse_newer
 from bridge.routing.errors import InputError
@@ -53,14 +54,13 @@ def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
             f"{printable(stream)} is being repartitioned from {before.partitions} to {layout.partitions}: finish that "
             f"first with `bridge stream repartition {layout.partitions}`; nothing was changed"
         )
-    versions = {*older_versions(redis, stream), *newer_versions(redis, stream)}
-    for one in layout.streams(stream):
-        versions |= {*older_versions(redis, one), *newer_versions(redis, one)}
-    if versions:
-        others = ", ".join(map(printable, sorted(versions)))
+    older, newer = _versions(redis, stream, layout)
+    if older or newer:
+        others = ", ".join(map(printable, sorted({*older, *newer})))
+        commands = " and ".join(NOT_OF_AN_APP.of_app("stream", "retire", about=one) for one in sorted(older))
         raise InputError(
-            f"{printable(stream)} has other versions ({others}): retire the older ones first (`bridge stream retire`); "
-            "nothing was changed"
+            f"{printable(stream)} has other versions ({others}): retire the older ones first"
+            f"{f' ({commands})' if older else ''}; nothing was changed"
         )
     wanted = next_layout(layout, partitions)
     if len(wanted.older_of(0)) > MOST_OLDER:
@@ -73,6 +73,16 @@ def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
             f"from {layout.partitions} to {partitions} partitions, more than {MOST_NEWER} new ones would follow an old "
             "one: choose a multiple of the old number that is smaller, and go in steps; nothing was changed"
         )
+
+
+def _versions(redis: Redis, stream: str, layout: Layout) -> tuple[set[str], set[str]]:
+    """(older versions of ``stream``, newer ones): whole streams. The partitions of all have the same names at the end."""
+    older, newer = set(older_versions(redis, stream)), newer_versions(redis, stream)
+    for number, one in enumerate(layout.streams(stream)):
+        end = layout.stream("", number)
+        older |= {name.removesuffix(end) for name in older_versions(redis, one)}
+        newer |= {name.removesuffix(end) for name in newer_versions(redis, one)}
+    return older, newer
 
 
 def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:

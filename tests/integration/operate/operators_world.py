@@ -6,35 +6,27 @@ The test itself is the consumers, so it says when a message ends, and how. Betwe
 from __future__ import annotations
 
 import importlib
-import json
 import re
-import shlex
-import subprocess
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 from click.testing import Result
 
-from bridge.cli.main import cli
-from bridge.cli.target import Target
 from bridge.master.process import Master
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.commands import CommandLine
 from tests.integration.http.http_consumers import HttpConsumerUnderTest
 from tests.integration.http.http_port import port_of
+from tests.integration.operate.checked_commands import CheckedCommands
 
 HOUR_S = 3600
 #: A delay that is over when the step ends.
 SHORT_S = 0.03
 GROUP = "concurrency_stream_group"
 #: Keys that a leader writes without a cause from outside, or that an expiry ends.
-#: Words of commands that only read.
-READS = {"list", "show", "status", "pending"}
 OF_THE_LEADER = re.compile(r"^_kombu|:(leader|about|known|unserved|floor|reply:.*|counts)$|/(masters|layout)")
 SETTINGS = {
     "bridge_breaker": {"share": 0},
@@ -106,11 +98,10 @@ class World:
     cancelled_total: int = 0
     replayed_total: int = 0
     why: str = ""
-    #: Commands that were advised, and then run.
-    tried: set[str] = field(default_factory=set)
     master: tuple[Master, threading.Thread] | None = None
 
     def __post_init__(self) -> None:
+        self.commands = CheckedCommands(self.shell)
         self.redis: Any = self.server.client()
         self.stack.callback(self.redis.close)
         self.app = importlib.import_module(self.shell.app).app
@@ -242,39 +233,13 @@ class World:
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def run(self, *words: str, stdin: str | None = None, codes: Sequence[int] = (0,)) -> Result:
-        """A command, which ends as it should. What it advises can be run."""
-        result = self.shell(*words, stdin=stdin)
-        said = f"{shlex.join(words)}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
-        assert result.exit_code in codes, said
-        # These say what they found on their output.
-        if result.exit_code == 1 and not {"audit", "show"} & {*words}:
-            lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-            assert len(lines) == 1, said
-            assert result.stderr.splitlines()[-1] == lines[0], said
-        self.check_advice(result.stderr)
-        if "--json" not in words:
-            self.check_advice(result.stdout)
-        return result
+    def run(self, *words: str, **options: Any) -> Result:
+        """As `CheckedCommands.run`."""
+        return self.commands.run(*words, **options)
 
     def json(self, *words: str, **options: Any) -> Any:
-        before, end, behind = list(words), [], []
-        if "--" in before:
-            at = before.index("--")
-            before, end, behind = before[:at], ["--"], before[at + 1 :]
-        document = json.loads(self.run(*before, "--json", *end, *behind, **options).stdout)
-        for text in texts_in(document):
-            self.check_advice(text)
-        return document
-
-    def check_advice(self, text: str) -> None:
-        for advised in re.findall(r"`(bridge [^`]*)`", text):
-            words = words_of(advised)[1:]
-            check_command([*words])
-            assert words[:2] == ["-A", self.shell.app], f"{advised}: not of {self.shell.app}"
-            if READS & {*words} and advised not in self.tried:
-                self.tried.add(advised)
-                assert self.shell(*words[2:]).exit_code == 0, advised
+        """As `CheckedCommands.json`."""
+        return self.commands.json(*words, **options)
 
     def dump(self) -> dict[bytes, Any]:
         """What a dry run may not change: not when consumers were last seen, and not the entries that are done."""
@@ -387,33 +352,3 @@ class World:
             for ticket, first in found.items()
             if ticket not in busy and ticket not in rest and ticket not in self.parked and not first.is_delayed(now)
         }
-
-
-def texts_in(document: Any) -> Iterator[str]:
-    """All texts of a JSON document."""
-    if isinstance(document, str):
-        yield document
-    elif isinstance(document, dict):
-        for one in document.values():
-            yield from texts_in(one)
-    elif isinstance(document, list):
-        for one in document:
-            yield from texts_in(one)
-
-
-def words_of(command: str) -> list[str]:
-    """The words of a command as bash reads them."""
-    if "$'" not in command:
-        return shlex.split(command)
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
-    return done.stdout.decode().split("\0")[:-1]
-
-
-def check_command(words: list[str]) -> None:
-    """Checks that the program takes these words, without running them."""
-    context = cli.make_context("bridge", words, obj=Target(words[1]))
-    while isinstance(context.command, click.Group):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = context.command.resolve_command(context, rest)
-        assert command is not None
-        context = command.make_context(name, rest, parent=context)
