@@ -13,9 +13,11 @@ any moment and run again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.inspect.advice import NOT_OF_AN_APP
+from bridge.inspect.advice import NOT_OF_AN_APP, Advice
 from bridge.operate.deleting import LanesOfStream, StillUsed, delayed_among, lanes_on
 from bridge.protocol.agreement import refuse_newer
 from bridge.routing.errors import InputError
@@ -76,7 +78,7 @@ def check(redis: Redis, stream: str, layout: Layout, partitions: int) -> None:
 
 
 def _versions(redis: Redis, stream: str, layout: Layout) -> tuple[set[str], set[str]]:
-    """(older versions of ``stream``, newer ones): whole streams. The partitions of all have the same names at the end."""
+    """(older versions of ``stream``, newer ones): whole streams. Those of all have partitions of the same names."""
     older, newer = set(older_versions(redis, stream)), newer_versions(redis, stream)
     for number, one in enumerate(layout.streams(stream)):
         end = layout.stream("", number)
@@ -103,10 +105,14 @@ def begin(redis: Redis, stream: str, layout: Layout, partitions: int) -> Layout:
     return wanted
 
 
-def leave(redis: Redis, stream: str, layout: Layout) -> str:
-    """Lets the new partitions follow the older ones no more. Returns why it cannot do so yet; "": it is done."""
+def leave(redis: Redis, stream: str, layout: Layout, commands: Mapping[str, Advice] = MappingProxyType({})) -> str:
+    """Lets the new partitions follow the older ones no more. Returns why it cannot do so yet; "": it is done.
+
+    ``commands``: subscription of the caller's app -> how commands about it are written.
+    """
     assert layout.older is not None
-    groups = sorted({keys.group for one in layout.older.streams(stream) for keys in lanes_on(redis, one)})
+    old = layout.older.streams(stream)
+    groups = sorted({keys.group for one in old for keys in lanes_on(redis, one)})
     code, detail, group = leave_layout(redis, stream, layout, groups)
     if code is ReturnCode.UNREAD:
         who = f"that group {printable(group)} has not read" if group else "and no group that reads it"
@@ -117,7 +123,9 @@ def leave(redis: Redis, stream: str, layout: Layout) -> str:
     if code is ReturnCode.HELD:
         if detail.endswith(":dead"):
             letters = count(int(redis.xlen(detail)), "dead letter")
-            return f"{letters} in {printable(detail)}: replay or drop them (`bridge dead list`)"
+            [owner] = [name for name in groups for one in old if LaneKeys(one, name).dead == detail]
+            how = "with its app" if owner not in commands else f"({commands[owner].bridge('dead', 'list')})"
+            return f"{letters} in {printable(detail)}: replay or drop them {how}"
         return f"{printable(detail)} has tickets that are in flight, await a retry, or are parked"
     if code is ReturnCode.CHANGED:
         return f"group {printable(detail)} came just now"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,12 @@ from bridge.routing.text import one_line, printable
 if TYPE_CHECKING:
     from redis import Redis
 
+    from bridge.inspect.advice import Advice
+
 #: Seconds between two looks at the old partitions, until they are empty.
 OLD_PARTITIONS_S = 0.2
+#: Commands that a sentence about several subscriptions names.
+AUDITS = 3
 
 
 @click.group(cls=Group)
@@ -182,11 +186,18 @@ def retire(ctx: click.Context, name: str, drop_dead: bool, dry_run: bool, undo: 
             click.echo("this app still names it in bridge_follows: take it out; masters and workers leave it out")
 
 
+def _commands(target: Target) -> dict[str, Advice]:
+    """Subscription of this app -> how commands about it are written."""
+    return {name: target.commands(lanes[-1]) for name, lanes in target.subscriptions.items()}
+
+
 def _gone(target: Target, what: str) -> str:
     """Says that the history goes with ``what``."""
-    return target.completed(
-        f"the history and the counters of {what} are deleted with it: run `bridge audit` before, which proves that part"
-    )
+    audits = [commands.bridge("audit") for commands in _commands(target).values()]
+    shown = " and ".join(audits[:AUDITS])
+    rest = "" if len(audits) <= AUDITS else f", and so for {count(len(audits) - AUDITS, 'more subscription')},"
+    prove = "proves that part" if len(audits) == 1 else "prove that part"
+    return f"the history and the counters of {what} are deleted with it: run {shown}{rest} before, which {prove}"
 
 
 @stream.command()
@@ -230,7 +241,7 @@ def repartition(
         repartitioning.begin(redis, name, before, partitions)
         said(f"{one_line(name)} has {parts} for new messages")
         said(_gone(target, "each old partition"))
-    why = "" if dry_run or not has_begun else _finish(redis, name, keep_s, timeout_s, said)
+    why = "" if dry_run or not has_begun else _finish(redis, name, keep_s, timeout_s, said, _commands(target))
     layout = find_layout(redis, name, 1)
     if as_json:
         whole = layout.older is layout.leaving is None and not (dry_run and has_begun)
@@ -245,7 +256,12 @@ def repartition(
 
 
 def _finish(
-    redis: Redis, name: str, keep_s: float | None, timeout_s: float | None, said: Callable[[str], object]
+    redis: Redis,
+    name: str,
+    keep_s: float | None,
+    timeout_s: float | None,
+    said: Callable[[str], object],
+    commands: Mapping[str, Advice],
 ) -> str:
     """Waits until the old partitions are gone. Returns why they are not, after ``timeout_s`` or Ctrl-C."""
     from bridge.operate import repartitioning
@@ -259,7 +275,7 @@ def _finish(
                 # FLUSHALL, or a DEL by hand.
                 why = f"the layout of {one_line(name)} is lost, and a master that runs stores it again"
             elif layout.older is not None:
-                why = repartitioning.leave(redis, name, layout)
+                why = repartitioning.leave(redis, name, layout, commands)
                 done = "the old partitions have nothing undone: masters and workers leave them"
             elif layout.leaving is None:
                 return ""
