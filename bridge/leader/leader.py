@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
+from redis.exceptions import RedisError
 
 from bridge.app.state_home import keys_of_states
 from bridge.leader.parts import Parts
@@ -25,7 +26,7 @@ from bridge.leader.takeover.formats import bring_up
 from bridge.link.connections import Wire
 from bridge.protocol.agreement import LANE_FORMAT, arrive
 from bridge.routing.batch import Batch
-from bridge.routing.errors import GroupMoved
+from bridge.routing.errors import GroupMoved, NotLeading
 from bridge.routing.ids import id_key, id_text
 from bridge.routing.transitions import introduce
 from bridge.routing.versions import follow
@@ -188,6 +189,9 @@ class Leader:
                 ):
                     self._rest()
                     return True
+            # The next leader may sleep at once, and would find these entries minutes later.
+            with suppress(NotLeading, RedisError, OSError):
+                self._retention.remove()
         return False
 
     def close(self) -> None:

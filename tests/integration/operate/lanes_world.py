@@ -686,6 +686,16 @@ class LanesWorld:
                 found[key] = self.redis.dump(key)
         return found
 
+    def entries(self) -> dict[str, Any]:
+        """The streams that have entries, with these and the positions of their groups."""
+        found = {}
+        for stream in self.all_streams:
+            if entries := self.redis.xrange(stream):
+                rows = self.redis.xinfo_groups(stream)
+                groups = {one["name"]: (one["last-delivered-id"], one["pending"]) for one in rows}
+                found[stream] = [id_ for id_, _ in entries], groups
+        return found
+
     def keys_of(self, stream: str) -> Iterator[str]:
         """The keys that begin with the name of ``stream``, and its own."""
         for key in self.redis.scan_iter():

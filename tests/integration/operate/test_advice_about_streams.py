@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def test_a_repartition_names_the_commands_of_each_subscription(
             lane = Lane(valkey)
             lane.keys = LaneKeys("ticket_stream", name)
             lane.read()
-            [row] = lane.redis.xpending_range("ticket_stream", name, "-", "+", 10)
-            id_ = row["message_id"].decode()
+            found: Any = lane.redis.xpending_range("ticket_stream", name, "-", "+", 10)
+            id_ = found[0]["message_id"].decode()
             if name == "a":
                 lane.bury(id_, *letter("T"))
             else:
