@@ -558,7 +558,7 @@ class LanesMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(2, 8), pytest.param(40, 25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(6, 10), pytest.param(40, 25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_lanes_come_and_go(
     examples: int, steps: int, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
