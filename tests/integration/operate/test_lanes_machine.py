@@ -43,6 +43,7 @@ from tests.integration.operate.lanes_world import (
 from tests.integration.operate.operators_world import HOUR_S, SHORT_S
 
 TICKET = st.sampled_from(["T1", "T2", "T3"])
+TICKET_OR_NONE = st.sampled_from(["T1", "T2", None])
 KIND = st.sampled_from(["a", "a", "b"])
 DELAY = st.sampled_from([None, None, None, SHORT_S, HOUR_S])
 NAME = st.sampled_from(list(SUBSCRIPTIONS))
@@ -290,11 +291,21 @@ class LanesMachine(RuleBasedStateMachine):
         calls=CALLS,
         after=st.booleans(),
         rejoins=st.booleans(),
+        ticket=TICKET_OR_NONE,
     )
     def repartition(
-        self, count: int, goes_on: bool, cut: tuple[Any, str] | None, calls: int, after: bool, rejoins: bool
+        self,
+        count: int,
+        goes_on: bool,
+        cut: tuple[Any, str] | None,
+        calls: int,
+        after: bool,
+        rejoins: bool,
+        ticket: str | None,
     ) -> None:
-        """``goes_on``: with one that has begun. ``rejoins``: consumers register for the new lanes at once."""
+        """``goes_on``: with one that has begun. ``rejoins``: consumers register for the new lanes at once. ``ticket``:
+        has messages in the lanes of before and after.
+        """
         world = self.world
         layout = world.layout
         has_begun = layout.older is not None or layout.leaving is not None
@@ -306,28 +317,44 @@ class LanesMachine(RuleBasedStateMachine):
             world.commands.run("stream", "repartition", str(count), "--timeout", "0", codes=(1,))
             assert world.dump() == before
             return
+        if ticket is not None:
+            world.push(world.deployed.newest, ticket, "a", None, hold=False)
         with world.cut_off(cut, calls, after=after):
             world.commands.run("stream", "repartition", str(count), "--timeout", "0", codes=(0, 1))
         world.see_layout(count)
-        if rejoins and world.masters:
+        self.go_on(ticket, rejoins=rejoins)
+
+    def go_on(self, ticket: str | None, *, rejoins: bool) -> None:
+        """After a change of the lanes."""
+        world = self.world
+        if (rejoins or ticket) and world.masters:
             world.rejoin()
+        if ticket is not None:
+            # The newest first: it must wait for what an old producer pushes before it has started.
+            world.push(world.deployed.newest, ticket, "a", None, hold=False)
+            world.push(world.named[0], ticket, "a", None, hold=False)
         self.quiet()
+        if ticket is not None:
+            for subscription in world.led:
+                for who in sorted(subscription.consumers):
+                    world.take(subscription, who, 3)
+            self.quiet()
 
     @rule()
     def rejoin(self) -> None:
         self.world.rejoin()
         self.quiet()
 
-    @rule(masters=st.sampled_from([1, 1, 2]), rolling=st.booleans(), rejoins=st.booleans())
-    def add_version(self, masters: int, rolling: bool, rejoins: bool) -> None:
+    @rule(masters=st.sampled_from([1, 1, 2]), rolling=st.booleans(), rejoins=st.booleans(), ticket=TICKET_OR_NONE)
+    def add_version(self, masters: int, rolling: bool, rejoins: bool, ticket: str | None) -> None:
         world = self.world
         if len(world.versions) == 3 or world.layout.older is not None or world.layout.leaving is not None:
             return
+        if ticket is not None:
+            world.push(world.deployed.newest, ticket, "a", None, hold=False)
         version = f"{STREAM}:v{len(world.versions) + 1}"
         world.deploy(Deployed(world.deployed.subscriptions, (*world.named, version)), masters, rolling=rolling)
-        if rejoins:
-            world.rejoin()
-        self.quiet()
+        self.go_on(ticket, rejoins=rejoins)
 
     @rule(n=NUMBER, masters=st.sampled_from([1, 1, 2]), rolling=st.booleans(), rejoins=st.booleans())
     def drop_version(self, n: int, masters: int, rolling: bool, rejoins: bool) -> None:
@@ -558,7 +585,7 @@ class LanesMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(6, 10), pytest.param(40, 25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(14, 12), pytest.param(40, 25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_lanes_come_and_go(
     examples: int, steps: int, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
