@@ -330,9 +330,9 @@ class LanesMachine(RuleBasedStateMachine):
         if (rejoins or ticket) and world.masters:
             world.rejoin()
         if ticket is not None:
-            # The newest first: it must wait for what an old producer pushes before it has started.
-            world.push(world.deployed.newest, ticket, "a", None, hold=False)
+            # The old producer first: what it pushes later may find the newer message in flight.
             world.push(world.named[0], ticket, "a", None, hold=False)
+            world.push(world.deployed.newest, ticket, "a", None, hold=False)
         self.quiet()
         if ticket is not None:
             for subscription in world.led:
