@@ -318,7 +318,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert world.dump() == before
             return
         if ticket is not None:
-            world.push(world.deployed.newest, ticket, "a", None, hold=False)
+            world.push(world.named[0], ticket, "a", None, hold=False)
         with world.cut_off(cut, calls, after=after):
             world.commands.run("stream", "repartition", str(count), "--timeout", "0", codes=(0, 1))
         world.see_layout(count)
@@ -351,7 +351,7 @@ class LanesMachine(RuleBasedStateMachine):
         if len(world.versions) == 3 or world.layout.older is not None or world.layout.leaving is not None:
             return
         if ticket is not None:
-            world.push(world.deployed.newest, ticket, "a", None, hold=False)
+            world.push(world.named[0], ticket, "a", None, hold=False)
         version = f"{STREAM}:v{len(world.versions) + 1}"
         world.deploy(Deployed(world.deployed.subscriptions, (*world.named, version)), masters, rolling=rolling)
         self.go_on(ticket, rejoins=rejoins)
