@@ -43,7 +43,7 @@ setup: $(READY) ## Create .venv and install the pinned versions
 # Half-made environments are made anew, since only the stamp says that one is complete.
 $(READY): requirements.lock pyproject.toml
 	@found=; lame=; \
-	for candidate in $${PYTHON:-python3.11 python3 python3.12 python3.13}; do \
+	for candidate in $${PYTHON:-python3.11 python3 python3.12 python3.13 python3.14}; do \
 	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	  if "$$candidate" -c 'import ensurepip, venv' 2>/dev/null; then found=$$candidate; break; fi; \
 	  lame=$$candidate; \

@@ -193,8 +193,9 @@ def test_a_watcher_has_nothing_of_the_worker_but_the_pipe_and_the_page(lane: Lan
     worker = busy_worker(lane)
     watcher = worker.watcher_at_work()
     files = Path(f"/proc/{watcher.pid}/fd").iterdir()
-    # By its own handle of the worker's main process it knows when that ends
-    held = {name for path in files if int(path.name) > 2 and "pidfd" not in (name := str(path.readlink()))}
+    # By its own handle of the worker's main process it knows when that ends. A newer libffi keeps its own file open.
+    names = [str(path.readlink()) for path in files if int(path.name) > 2]
+    held = {name for name in names if "pidfd" not in name and "libffi" not in name}
     assert {name.partition(":")[0] for name in held} == {"pipe", "/memfd"}
     assert len(held) == 2
     assert os.getsid(watcher.pid) == watcher.pid
