@@ -670,7 +670,7 @@ class LanesWorld:
             needed = {one.message.entry for one in subscription.copies.values() if one.is_needed}
             assert needed <= there, f"{subscription.name} needs {needed - there}"
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- all keys of the server ---------------------------------------------------------------------------------------
 
     def dump(self) -> dict[bytes, Any]:
         """What a refused command may not change: not when consumers were last seen, and not entries that are done."""
