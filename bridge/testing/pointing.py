@@ -34,6 +34,11 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
         # It is the broker's, so the new broker's URL says it.
         meanwhile["bridge_redis_url"], before["bridge_redis_url"] = "", own[1]
 
+    prefix = vars(conf).get("prefix") or ""
+
+    def namespaced(name: str) -> str:
+        return prefix + (name if prefix.islower() else name.upper())
+
     def put(values: dict[str, Any]) -> None:
         conf.update(values)
         # Drops the clients of the old server.
@@ -45,12 +50,17 @@ def pointed_at(app: Any, url: str) -> Iterator[None]:
             vars(bridge).pop(name, None)
 
     variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
-    put(meanwhile)
+    # With a namespace, Celery 5.6 reads the name that has it before all changes by the short name.
+    long = {namespaced(name): value for name, value in meanwhile.items()} if prefix else {}
+    changed = {name: conf.changes[name] for name in long if name in conf.changes}
+    put({**meanwhile, **long})
     # Those of the old server, by their event loops.
     clients = bridge.exchange_async_clients({})
     try:
         yield
     finally:
         os.environ.update(variables)
-        put(before)
+        for name in long:
+            conf.changes.pop(name, None)
+        put({**before, **changed})
         bridge.exchange_async_clients(clients)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -635,17 +636,27 @@ class LanesWorld:
             assert flying.get(id_) == held.consumer.of.incarnation, f"{id_} is held, and in flight at {flying.get(id_)}"
 
     def ready_tickets(self, subscription: Subscription, flying: dict[str, str], now: int) -> list[str]:
-        """Tickets of which nothing is in flight, and the first message could be; [] while there is no room."""
-        slots = sum(one.of.concurrency for one in subscription.consumers.values())
-        if slots <= len(flying):
-            return []
+        """Tickets of which nothing is in flight, and the first message could be: its lane has room."""
         first: dict[str, Copy] = {}
         for one in subscription.of_state("undone"):
             ticket = one.message.ticket
             if not one.is_overtaken(now) and (ticket not in first or one.place < first[ticket].place):
                 first[ticket] = one
-        busy = {subscription.copies[id_].message.ticket for id_ in flying}
-        return [ticket for ticket, one in first.items() if ticket not in busy and not one.is_delayed(now)]
+        fly = [subscription.copies[id_].message for id_ in flying]
+        busy = {message.ticket for message in fly}
+        # Each lane gives a consumer as many as it has slots.
+        room = Counter(
+            {
+                stream: sum(one.of.concurrency for one in subscription.consumers.values() if stream in one.streams)
+                for stream in self.streams
+            }
+        )
+        room.subtract(message.stream for message in fly)
+        return [
+            ticket
+            for ticket, one in first.items()
+            if ticket not in busy and not one.is_delayed(now) and room[one.message.stream] > 0
+        ]
 
     def is_quiet(self) -> bool:
         self.why = self.unsettled()

@@ -37,8 +37,9 @@ def test_the_bridges_own_url_goes_with_the_brokers(form: str) -> None:
     app = app_with(form, broker_url=OWN, bridge_redis_url=OWN)
     with pointed_at(app, PLAIN):
         assert app.bridge.settings.redis_url == PLAIN
+        assert (app.conf.broker_url, app.conf.result_backend) == (PLAIN, PLAIN)
     assert app.bridge.settings.redis_url == OWN
-    assert app.conf.broker_url == OWN
+    assert (app.conf.broker_url, app.conf.result_backend) == (OWN, None)
 
 
 @pytest.mark.parametrize("url", [PLAIN, "rediss://127.0.0.1:1/0"])
