@@ -325,5 +325,10 @@ class Leads:
             for lane in lanes:
                 pipe.get(lane.keys.leader)
             tokens = pipe.execute(raise_on_error=False)
-        free = [lane for lane, token in zip(lanes, tokens, strict=True) if token is None]
+        # Nobody can lead a lane while this master has not handed over one that it follows. So its owner is not late.
+        free = [
+            lane
+            for lane, token in zip(lanes, tokens, strict=True)
+            if token is None and not any(older.leading for older in lane.older)
+        ]
         self._free_since = {lane: self._free_since.get(lane, now) for lane in free}

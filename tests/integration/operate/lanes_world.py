@@ -44,6 +44,8 @@ SUBSCRIPTIONS: dict[str, dict[str, Any]] = {
 MAX_ATTEMPTS = 3
 #: Most of a wait for masters: two leader leases, and what a busy machine needs.
 SETTLE_S = 40
+#: Nothing rests that is due within so many ms.
+SOON_MS = 1000
 
 #: A stream, whose lanes a subscription has one of, and an id in it.
 Entry = tuple[str, str]
@@ -604,6 +606,8 @@ class LanesWorld:
             if counts != wanted:
                 return f"{stream} has counted {counts}, and not {wanted}"
             flying |= {id_: incarnations[owner] for id_, owner in owners.items() if owner in incarnations}
+        if any(one.is_delayed(now) and one.due_ms < now + SOON_MS for one in subscription.of_state("undone")):
+            return "some are due soon"
         if self.is_current(subscription) and (ready := self.ready_tickets(subscription, flying, now)):
             return f"there is room, and {ready} wait"
         self.see_flying(subscription, flying)
