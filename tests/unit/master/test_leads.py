@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,18 +10,17 @@ from bridge.master.leads import Leads
 from bridge.stack.embedded import EmbeddedServer
 
 
-class LaneDouble(SimpleNamespace):
-    def __hash__(self) -> int:
-        return id(self)
+@dataclass(eq=False)
+class LaneDouble:
+    keys: Any
+    settings: Any
+    older: list[Any]
+    leading: bool
 
 
 def lane_of(stream: str, *older: Any, leading: bool = False) -> Any:
-    return LaneDouble(
-        keys=SimpleNamespace(leader=f"{{{stream}}}:leader"),
-        settings=SimpleNamespace(leader_lease=2.0),
-        older=list(older),
-        leading=leading,
-    )
+    keys = SimpleNamespace(leader=f"{{{stream}}}:leader")
+    return LaneDouble(keys, SimpleNamespace(leader_lease=2.0), list(older), leading)
 
 
 def test_the_owner_of_a_lane_is_not_late_while_this_master_keeps_one_that_the_lane_follows(
