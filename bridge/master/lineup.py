@@ -125,8 +125,7 @@ class Lineup:
             self._stream,
             self._holder,
             self._lanes,
-            # One chain cannot be shared: the master that leads it keeps it.
-            shared=len({lane.chain for lane in all_lanes}) > 1,
+            shared=_is_shared(all_lanes),
             named=named is not None,
             layouts=LayoutWatch(self._redis, self._stream, layouts, self._relay),
             outage=outages.party(),
@@ -221,6 +220,15 @@ class Lineup:
 
     def _leading(self) -> int:
         return sum(lane.leading for lane in self._lanes)
+
+
+def _is_shared(lanes: Sequence[AppLane]) -> bool:
+    """Whether the masters of the app share its lanes. One chain cannot be shared: the master that leads it keeps it.
+
+    But two masters may each lead some of the lanes that another lane follows, and that one needs a master of them all.
+    Then their share says which one gives its own up.
+    """
+    return len({lane.chain for lane in lanes}) > 1 or any(len(lane.older) > 1 for lane in lanes)
 
 
 def _chain(lanes: Sequence[LaneMaster]) -> None:
