@@ -21,7 +21,7 @@ def lane(chain: str, *older: str) -> Any:
         pytest.param([lane("a"), lane("a", "v1")], False, id="two versions"),
         pytest.param([lane("a"), lane("a", "p0"), lane("a", "p0")], False, id="a stream that is split"),
         pytest.param([lane("a"), lane("b")], True, id="two subscriptions"),
-        # Else each master keeps its part, and nobody leads the last lane: in two of nine runs of a merge by two masters.
+        # Else each master keeps its part, and nobody leads the last lane: so in two of nine merges by two masters.
         pytest.param([lane("a"), lane("a"), lane("a", "p0", "p1")], True, id="partitions that are merged"),
     ],
 )
