@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import sys
 from pathlib import Path
 
 from bridge.routing.errors import PortInUse
@@ -37,11 +38,13 @@ def free_port() -> int:
 
 def keep_port(port: int) -> socket.socket | None:
     """Keeps the port for a server that is to listen there again and again: `free_port` gives it to nobody else while
-    the socket is open. None: something listens there now.
+    the socket is open. None: something listens there now, or the system is not Linux.
 
-    The socket does not listen. So the server may (if it sets SO_REUSEADDR, as servers do), and while it does not,
-    clients are refused.
+    The socket does not listen. So on Linux the server may (if it sets SO_REUSEADDR, as servers do), and while it does
+    not, clients are refused. Elsewhere one address is for one socket.
     """
+    if sys.platform != "linux":
+        return None
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
