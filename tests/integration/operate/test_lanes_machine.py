@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     rule,
-    run_state_machine_as_test,
 )
 
 from bridge.master import sleepers
@@ -31,15 +29,9 @@ from bridge.routing.partitions import stream_id
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.conftest import emptied
-from tests.integration.operate.lanes_world import (
-    LASTING,
-    STREAM,
-    SUBSCRIPTIONS,
-    Copy,
-    Deployed,
-    LanesWorld,
-    Subscription,
-)
+from tests.integration.operate.lanes_model import STREAM, SUBSCRIPTIONS, Copy, Deployed, Subscription
+from tests.integration.operate.lanes_world import LASTING, LanesWorld
+from tests.integration.operate.machine_runs import run_machine
 from tests.integration.operate.operators_world import HOUR_S, SHORT_S
 
 TICKET = st.sampled_from(["T1", "T2", "T3"])
@@ -583,7 +575,7 @@ class LanesMachine(RuleBasedStateMachine):
         assert not left, left
 
 
-# Long, until its model agrees with every schedule: one of twenty short runs on a busy machine was red.
+# Long, until its model agrees with every schedule: some short runs on a busy machine are red.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("examples", "steps"),
@@ -592,15 +584,4 @@ class LanesMachine(RuleBasedStateMachine):
 def test_lanes_come_and_go(
     examples: int, steps: int, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = type("Machine", (LanesMachine,), {"valkey": valkey, "folder": tmp_path, "monkeypatch": monkeypatch})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            # A step takes a tenth of a second, and a failure says its steps: it is not made smaller.
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        ),
-    )
+    run_machine(LanesMachine, examples, steps, valkey=valkey, folder=tmp_path, monkeypatch=monkeypatch)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     rule,
-    run_state_machine_as_test,
 )
 
 from bridge.stack.embedded import EmbeddedServer
@@ -24,6 +22,7 @@ from bridge.testing.waiting import wait_until
 from tests.commands import command_line
 from tests.conftest import emptied
 from tests.integration.http.http_consumers import call
+from tests.integration.operate.machine_runs import run_machine
 from tests.integration.operate.operators_world import GROUP, HOUR_S, SETTINGS, SHORT_S, World
 
 TICKETS = ["T1", "T2", "-dash", "a b", "x\ny $(z)", "ü'\"*?[]", "1-0@p0"]
@@ -552,15 +551,4 @@ class OperatorsMachine(RuleBasedStateMachine):
 def test_figures_and_orders_agree(
     examples: int, steps: int, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = type("Machine", (OperatorsMachine,), {"valkey": valkey, "folder": tmp_path, "monkeypatch": monkeypatch})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            # A step takes a tenth of a second, and a failure says its steps: it is not made smaller.
-            phases=[Phase.explicit, Phase.reuse, Phase.generate],
-        ),
-    )
+    run_machine(OperatorsMachine, examples, steps, valkey=valkey, folder=tmp_path, monkeypatch=monkeypatch)
