@@ -112,7 +112,9 @@ class Parts:
         self.pending = pending
         self.retention = Retention(term, steps)
         self.manual_changes = ManualChanges(term, lane, steps, pending, ForeignDeliveries(term, lane, settling))
-        self.operator_orders = OperatorOrders(term, lane, steps, pending, self.queues, self.manual_changes)
+        self.operator_orders = OperatorOrders(
+            term, lane, steps, pending, self.queues, self.manual_changes, consumers.find
+        )
         parts = (term, lane, steps, reading, pending, first_messages, self.manual_changes)
         self.rebuild = Rebuild(*parts, consumers, delayed)
         self.refill = Refill(*parts, delayed)

@@ -52,10 +52,20 @@ Answer = dict[str, Any]
 
 
 class OperatorOrders:
-    """Carries out orders on one lane, on the leader's thread."""
+    """Carries out orders on one lane, on the leader's thread.
+
+    ``find_consumers``: takes new registrations into the picture.
+    """
 
     def __init__(
-        self, term: Term, lane: Lane, steps: Steps, pending: PendingList, queues: Queues, manual_changes: ManualChanges
+        self,
+        term: Term,
+        lane: Lane,
+        steps: Steps,
+        pending: PendingList,
+        queues: Queues,
+        manual_changes: ManualChanges,
+        find_consumers: Callable[[], object],
     ) -> None:
         self._term = term
         self._lane = lane
@@ -63,6 +73,7 @@ class OperatorOrders:
         self._pending = pending
         self._queues = queues
         self._manual_changes = manual_changes
+        self._find_consumers = find_consumers
         self._keys = term.keys
         steps.on_notice[EntryKind.ORDER] = self._take
         steps.after_write.append(self._answer)
@@ -185,8 +196,13 @@ class OperatorOrders:
         if not ready and not flying:
             # The command is about other lanes as well, and those tickets may be there.
             return {"ok": True, "moved": 0, "running": 0}
-        others = [c for c in lane.consumers.values() if c.open and c is not consumer and to in ("", c.name)]
-        if not others:
+
+        def others() -> bool:
+            return any(c.open and c is not consumer and to in ("", c.name) for c in lane.consumers.values())
+
+        if not others():
+            self._find_consumers()
+        if not others():
             return {"error": f"{to or 'no other consumer'} {'takes no tickets' if to else 'can take them'} now"}
         for ticket in ready:
             lane.unqueue(ticket)
@@ -200,8 +216,15 @@ class OperatorOrders:
         return {"ok": True, "moved": moved, "running": sum(1 for ticket in flying if ticket.run)}
 
     def _consumer(self, name: str) -> Consumer | None:
-        found = [c for c in self._lane.consumers.values() if c.name == name and c.alive]
+        """The consumer ``name`` that lives. One that has registered since the last look is taken into the picture."""
+        found = self._living(name)
+        if not found:
+            self._find_consumers()
+            found = self._living(name)
         return found[-1] if found else None
+
+    def _living(self, name: str) -> list[Consumer]:
+        return [c for c in self._lane.consumers.values() if c.name == name and c.alive]
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 

@@ -147,7 +147,9 @@ class LaneWorld:
         self.pending = PendingList(term, lane)
         self.first_messages = FirstMessages(term, lane, self.pending, settling)
         self.queues = Queues(term, lane, steps, settling)
-        self.operator_orders = OperatorOrders(term, lane, steps, self.pending, self.queues, self.manual_changes)
+        self.operator_orders = OperatorOrders(
+            term, lane, steps, self.pending, self.queues, self.manual_changes, self._find_consumers
+        )
         # A letter has the id of its message here.
         self.operator_orders._subject = self._subject  # type: ignore[method-assign, assignment]
         self.operator_orders._dead_message = self._dead_message  # type: ignore[method-assign]
@@ -206,6 +208,8 @@ class LaneWorld:
 
     def _find_consumers(self) -> dict[str, int]:
         for incarnation, (name, slots) in self.registered.items():
+            if incarnation in self.lane.consumers:
+                continue
             queue = f"queue:{name}"
             facts = (queue, slots, registration(incarnation, queue, slots), self.tasks.get(incarnation))
             consumer = Consumer(name, incarnation, *facts)

@@ -73,3 +73,23 @@ def test_an_order_ends_with_its_process(orders: Orders) -> None:
     assert orders.after(1)
     orders.register(started=STARTED + 1)
     assert not orders.after(1)
+
+
+@pytest.mark.parametrize("act", ["drain", "resume", "transfer"])
+def test_an_order_about_a_consumer_that_has_just_registered_is_carried_out(act: str) -> None:
+    world = LaneWorld()
+    world.join("w1@h")
+    world.registered["life9"] = ("w9@h", 2)
+    assert world.order(do=act, consumer="w9@h").get("ok")
+    assert not world.order(do=act, consumer="w8@h").get("ok")
+
+
+@pytest.mark.parametrize("to", ["w9@h", None])
+def test_tickets_move_to_a_consumer_that_has_just_registered(to: str | None) -> None:
+    world = LaneWorld()
+    world.join("w1@h")
+    world.push("T1")
+    world.read()
+    assert world.order(do="transfer", consumer="w1@h", to=to).get("error")
+    world.registered["life9"] = ("w9@h", 2)
+    assert world.order(do="transfer", consumer="w1@h", to=to) == {"ok": True, "moved": 0, "running": 1}
