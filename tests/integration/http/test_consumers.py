@@ -462,21 +462,23 @@ def test_a_later_receive_and_the_end_of_a_master_end_a_receive_that_waits(lane: 
         answers.append(consumer.ask(1, 60))
 
     with consumer.beating():
-        earlier = threading.Thread(target=wait_for_one)
-        earlier.start()
-        wait_until(lane.redis.pubsub_channels, description="the first receive to wait")
-        later = threading.Thread(target=wait_for_one)
-        later.start()
+        # Which one is the later one is for the master to say.
+        receives = [threading.Thread(target=wait_for_one) for _ in range(2)]
+        for receive in receives:
+            receive.start()
         wait_until(lambda: answers, description="the first receive to end")
         assert answers[0].body["messages"] == []
-        assert later.is_alive()
+        wait_until(
+            lambda: sum(receive.is_alive() for receive in receives) == 1, description="the first receive's thread"
+        )
+        assert len(answers) == 1
         # Heartbeats go to the other master from now on
         consumer.port = lane.ports["m2"]
         lane.nodes.masters()[0].kill("SIGTERM")
         wait_until(lambda: len(answers) == 2, description="the second receive to end")
         assert answers[1].status == 200
-        earlier.join()
-        later.join()
+        for receive in receives:
+            receive.join()
         lane.push("T1", {"n": 0})
         assert consumer.acknowledge(consumer.one()).status == 200
 
