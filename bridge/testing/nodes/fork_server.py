@@ -26,6 +26,7 @@ import importlib.util
 import inspect
 import json
 import os
+import platform
 import runpy
 import select
 import signal
@@ -106,6 +107,8 @@ def preload(with_bridge: bool, with_http: bool) -> None:
     else:
         assert "bridge" not in sys.modules
     remember_redis_version()
+    # A worker's banner names the platform. Python asks a program for a part of that, and keeps the answer.
+    platform.platform()
     assert threading.active_count() == 1, threading.enumerate()
     # Frozen for the collector, so forks share these pages.
     gc.collect()

@@ -19,10 +19,11 @@ from typing import Any
 import orjson
 import pytest
 
+from bridge.app.lanes import subscriptions_of
 from bridge.master.process import Master
 from bridge.routing.errors import StreamRetired
 from bridge.routing.ids import id_key
-from bridge.routing.keys import LaneKeys, http_consumer, layout_key
+from bridge.routing.keys import LaneKeys, http_consumer, layout_key, newer_key
 from bridge.routing.layouts import layout_of
 from bridge.routing.partitions import Layout, stream_id, suffix_of
 from bridge.stack.embedded import EmbeddedServer
@@ -442,6 +443,11 @@ class LanesWorld:
         for subscription in self.led:
             if why := self.unsettled_of(subscription, now):
                 return f"{subscription.name}: {why}"
+            # A leader notes that after its election.
+            for lane in subscriptions_of(self.app)[subscription.name]:
+                for older in lane.older:
+                    if not self.redis.sismember(newer_key(older.stream), lane.settings.stream):
+                        return f"{lane.settings.stream} is not noted as newer than {older.stream}"
         return ""
 
     def unsettled_of(self, subscription: Subscription, now: int) -> str:

@@ -6,6 +6,7 @@ stays.
 from __future__ import annotations
 
 import importlib
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.conftest import emptied
 from tests.integration.operate.lanes_model import STREAM, SUBSCRIPTIONS, Copy, Deployed, Subscription
-from tests.integration.operate.lanes_world import LASTING, LanesWorld
+from tests.integration.operate.lanes_world import LASTING, SETTLE_S, LanesWorld
 from tests.integration.operate.machine_runs import run_machine
 from tests.integration.operate.operators_world import HOUR_S, SHORT_S
 
@@ -421,6 +422,21 @@ class LanesMachine(RuleBasedStateMachine):
     # -- figures -------------------------------------------------------------------------------------------------------
 
     def compare(self) -> None:
+        """Compares what ``bridge subscription list`` says. A lane may get another leader at any time, and has none in
+        between. So what differs is looked at again.
+        """
+        until = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                self.check_figures()
+            except AssertionError:
+                if time.monotonic() > until:
+                    raise
+                self.world.settle()
+            else:
+                return
+
+    def check_figures(self) -> None:
         world = self.world
         now = world.now_ms()
         listed = {one["name"]: one for one in world.commands.json("subscription", "list")["subscriptions"]}
