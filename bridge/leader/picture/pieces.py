@@ -29,6 +29,11 @@ STRETCH_MAX = 8.0
 STRETCH_FIRST = 4.0
 
 
+#: The waiting messages of a ticket that has none in memory: a deque without an entry takes 760 bytes. Nothing can be
+#: added to it by mistake.
+NONE_IN_MEMORY: Any = ()
+
+
 class Scan:
     """Tickets whose spilled messages were read to one place, which they share (`bridge.leader.picture.spilled`)."""
 
@@ -87,12 +92,12 @@ class Ticket:
         #: Id of the message with which the ticket came into the picture. Messages that came later, of any ticket, are
         #: younger. '': the ticket was there before anything was read.
         self.since = since
-        #: Messages that are not in flight, oldest first.
-        self.waiting: deque[Message] = deque()
+        #: Messages that are in memory and not in flight, oldest first. `line` is the one to add to.
+        self.waiting: deque[Message] = NONE_IN_MEMORY
         #: Bytes of these messages.
         self.bytes = 0
         #: Messages in flight, oldest first; their fences are ``fence``, ``fence + 1``, …
-        self.run: deque[Message] = deque()
+        self.run: list[Message] = []
         self.fence = 0
         #: Fence of the run's first message at the dispatch. A worker's report names the run by it.
         self.run_fence = 0
@@ -187,6 +192,12 @@ class Ticket:
         self.losses = 0
         self.lost = None
         self.cause = ""
+
+    def line(self) -> deque[Message]:
+        """The waiting messages, to which some are to be added."""
+        if self.waiting is NONE_IN_MEMORY:
+            self.waiting = deque()
+        return self.waiting
 
     def __repr__(self) -> str:
         return f"<Ticket {self.id!r} {len(self.run)} in flight, {len(self.waiting)} waiting>"

@@ -103,7 +103,7 @@ class Settling:
         ready for a new run.
         """
         lane = self._lane
-        message = ticket.run.popleft()
+        message = ticket.run.pop(0)
         lane.take_from_flight(ticket, message)
         if (parcel := ticket.parcel) is not None:
             if not parcel.began_us:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.leader.picture.pieces import Ticket
+from bridge.leader.picture.pieces import NONE_IN_MEMORY, Ticket
 from bridge.leader.picture.spilled import Spilled
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Window:
         if ticket.front_id == message.id:
             self.put_first(ticket, message)
             return
-        ticket.waiting.append(message)
+        ticket.line().append(message)
         self.keep(ticket, message)
 
     def keep(self, ticket: Ticket, message: Message) -> None:
@@ -106,7 +106,7 @@ class Window:
     def put_first(self, ticket: Ticket, message: Message) -> None:
         """Puts the message that was begun before first, even before older ones that were replayed."""
         ticket.front_id = ""
-        ticket.waiting.appendleft(message)
+        ticket.line().appendleft(message)
         self.keep(ticket, message)
 
     def spill(self, ticket: Ticket, place: Place) -> None:
@@ -132,4 +132,4 @@ class Window:
         self.held -= len(ticket.waiting)
         self.bytes -= ticket.bytes
         ticket.bytes = 0
-        ticket.waiting.clear()
+        ticket.waiting = NONE_IN_MEMORY

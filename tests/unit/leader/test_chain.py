@@ -62,7 +62,7 @@ class Chain:
     def done(self, version: int, ticket: Ticket) -> None:
         lane = self.lanes[version]
         with self.places[version].turn():
-            lane.take_from_flight(ticket, ticket.run.popleft())
+            lane.take_from_flight(ticket, ticket.run.pop(0))
             lane.run_over(ticket)
             lane.make_ready(ticket)
             lane.drop_if_done(ticket)
