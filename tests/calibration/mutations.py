@@ -136,9 +136,9 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/leader/picture/window.py",
-                "        ticket.waiting.append(message)\n",
+                "        ticket.line().append(message)\n",
                 "        priority = message.options.priority if message.options else 0\n"
-                "        (ticket.waiting.appendleft if priority > 5 else ticket.waiting.append)(message)\n",
+                "        (ticket.line().appendleft if priority > 5 else ticket.line().append)(message)\n",
             ),
         ),
     ),

@@ -107,8 +107,6 @@ def preload(with_bridge: bool, with_http: bool) -> None:
     else:
         assert "bridge" not in sys.modules
     remember_redis_version()
-    # A worker's banner names the platform. Python asks a program for a part of that, and keeps the answer.
-    platform.platform()
     assert threading.active_count() == 1, threading.enumerate()
     # Frozen for the collector, so forks share these pages.
     gc.collect()
@@ -278,6 +276,8 @@ def main() -> None:
     # Made before gevent's patches: the server uses no hub, so a fork inherits none.
     control, fork = socket.socket(fileno=int(number)), os.fork
     control.set_inheritable(False)
+    # A worker's banner names the platform. Python asks a program for a part of that, and keeps the answer.
+    platform.platform()
     if patches == "gevent":
         importlib.import_module("celery").maybe_patch_concurrency(["--pool=gevent"])
     # A worker of a gevent pool has no port, and its patches would open files for what this imports.
