@@ -110,8 +110,8 @@ class Parts:
         lost_runs = LostRuns(term, steps, self.queues)
         self.lease_watch = LeaseWatch(term, lane, steps, leases, consumers, reroute, self.queues, lost_runs)
         self.pending = pending
-        self.retention = Retention(term, steps)
         self.manual_changes = ManualChanges(term, lane, steps, pending, ForeignDeliveries(term, lane, settling))
+        self.retention = Retention(term, steps, self.manual_changes.compare)
         self.operator_orders = OperatorOrders(
             term, lane, steps, pending, self.queues, self.manual_changes, consumers.find
         )

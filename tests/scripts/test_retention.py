@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -223,13 +224,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def keeper(world: World, seconds: float | None = 0.0, clock: Clock | None = None) -> Retention:
-    """The retention of a leader of this world."""
+def keeper(
+    world: World, seconds: float | None = 0.0, clock: Clock | None = None, agrees: Callable[[], bool] = lambda: True
+) -> Retention:
+    """The retention of a leader of this world. ``agrees``: whether its picture agrees with the pending list."""
     settings = SimpleNamespace(keys=world.keys, retention=seconds)
     servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
     term = SimpleNamespace(redis=world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers)
     steps = SimpleNamespace(after_write=[])
-    return Retention(cast(Any, term), cast(Any, steps))
+    return Retention(cast(Any, term), cast(Any, steps), agrees)
 
 
 def test_acknowledged_entries_leave_and_dead_ones_stay(fresh: World) -> None:
@@ -244,6 +247,22 @@ def test_acknowledged_entries_leave_and_dead_ones_stay(fresh: World) -> None:
     # What this leader did not acknowledge itself is found in the stream; the dead one stays.
     retention.sweep()
     assert left(fresh) == [ids[1]]
+
+
+def test_entries_that_were_acknowledged_by_hand_just_now_stay(fresh: World) -> None:
+    ids = acknowledged(fresh, fresh.pushed("T", 4))
+    compared: list[bool] = []
+
+    def agrees() -> bool:
+        compared.append(len(compared) > 0)
+        return compared[-1]
+
+    retention = keeper(fresh, agrees=agrees)
+    retention.sweep()
+    assert (left(fresh), compared) == (ids, [False])
+    # The same page is looked at again.
+    retention.sweep()
+    assert (left(fresh), compared) == ([], [False, True])
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])

@@ -26,8 +26,9 @@ above stay. It would replace only the question in the removing script whether an
 step that settles it would delete entry by entry, on the path of every message, where a removal by hundreds costs less.
 
 An XACK by hand does not make a message done, and must not remove its entry. So the second way runs only after the
-pending list was compared with the picture and agreed (`bridge.leader.repair.manual_changes`). A new leader has compared
-the pending list with the history before (`bridge.leader.takeover.acknowledged`).
+pending list was compared with the picture and agreed (`bridge.leader.repair.manual_changes`). They are compared again
+before entries that were found are removed: an XACK may have come in between. A new leader has compared the pending list
+with the history before (`bridge.leader.takeover.acknowledged`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridge.routing.errors import LaneConflict
@@ -69,10 +71,14 @@ is_id = re.compile(r"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Retention:
-    """Removes done entries for one term, on the leader's thread."""
+    """Removes done entries for one term, on the leader's thread.
 
-    def __init__(self, term: Term, steps: Steps) -> None:
+    ``agrees``: compares the pending list with the picture, and repairs it.
+    """
+
+    def __init__(self, term: Term, steps: Steps, agrees: Callable[[], bool]) -> None:
         self._term = term
+        self._agrees = agrees
         self._keys = term.keys
         self._keep_s = term.settings.retention
         steps.after_write.append(self.settled)
@@ -189,6 +195,8 @@ class Retention:
             if not self._know_letters(found.groups, until):
                 return
             ids = [id_ for id_ in found.ids if id_ not in self._dead]
+            if ids and not self._agrees():
+                return
             if ids and remove(self._term.redis, self._term.leadership, self._others or (), ids) is None:
                 return
             if found.last:

@@ -46,7 +46,8 @@ def test_the_app_and_the_foreign_producer_of_the_page_meet(
     wait_until(lambda: len(redis.keys("amounts:*")) == 17, description="the other tickets to be handled")
     assert not redis.exists("ticket_stream:p9")
     assert id_.endswith(f"@p{partition_of('T42', 4)}")
-    found = redis.get(f"celery-task-meta-{id_}")
+    # A result is stored after the effects.
+    found = wait_until(lambda: redis.get(f"celery-task-meta-{id_}"), description="the result of T42")
     assert f'"result": "{id_}"' in found
 
 
