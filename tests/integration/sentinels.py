@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,24 @@ from redis.sentinel import Sentinel
 
 from bridge.link.connections import client
 from bridge.settings.address import address_of
-from bridge.stack.ports import HOST, free_port
+from bridge.stack.ports import HOST, free_port, keep_port
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.waiting import wait_until
 
 NAME = "the-primary"
 PASSWORD = "pw-data"
 SENTINEL_PASSWORD = "pw-sentinel"
+
+
+def port_of_its_own(stack: ExitStack) -> int:
+    """A port that, on Linux, no other test is given before its server listens, nor while that is stopped."""
+    while True:
+        port = free_port()
+        if (kept := keep_port(port)) is not None:
+            stack.enter_context(kept)
+            return port
+        if sys.platform != "linux":
+            return port
 
 
 class Sentinels:
@@ -32,7 +44,7 @@ class Sentinels:
         self.ports: list[int] = []
         self.servers: dict[int, Any] = {}
         for i in range(2):
-            port = free_port()
+            port = port_of_its_own(stack)
             command = [str(binary), "--port", str(port), "--bind", HOST, "--dir", str(folder), "--save", ""]
             command += ["--dbfilename", f"{i}.rdb", "--appendonly", "no", "--maxmemory-policy", "noeviction"]
             command += [word for name, value in options.items() for word in (f"--{name}", value)]
@@ -44,7 +56,7 @@ class Sentinels:
         wait_until(
             lambda: replica.info("replication")["master_link_status"] == "up", description="the replica to be in sync"
         )
-        self.sentinel_ports = [free_port() for _ in range(3)]
+        self.sentinel_ports = [port_of_its_own(stack) for _ in range(3)]
         for i, port in enumerate(self.sentinel_ports):
             file = folder / f"sentinel{i}.conf"
             file.write_text(
