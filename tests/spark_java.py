@@ -24,7 +24,7 @@ _OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms512m -Xmn192m "
     # Nor does it pay to compile what is called 200 times, as Java does: half of the compiled code is hardly used again.
     "-XX:Tier3InvocationThreshold=1000 -XX:Tier3MinInvocationThreshold=500 -XX:Tier3CompileThreshold=4000 "
-    # Hadoop starts a program for each file whose mode it sets or whose link it reads: without one between them.
+    # Hadoop starts a program to set the mode of a file, and to read a link. Java starts it without a helper program.
     "-Djdk.lang.Process.launchMechanism=VFORK "
     # Nobody tampered with the classes.
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "

@@ -136,9 +136,9 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/leader/picture/window.py",
-                "        ticket.line().append(message)\n",
+                "        ticket.own_waiting().append(message)\n",
                 "        priority = message.options.priority if message.options else 0\n"
-                "        (ticket.line().appendleft if priority > 5 else ticket.line().append)(message)\n",
+                "        (ticket.own_waiting().appendleft if priority > 5 else ticket.own_waiting().append)(message)\n",
             ),
         ),
     ),

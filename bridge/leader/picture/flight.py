@@ -67,7 +67,7 @@ class Flight(Window):
         while ticket.run:
             message = ticket.run.pop()
             self.take_from_flight(ticket, message)
-            ticket.line().appendleft(message)
+            ticket.own_waiting().appendleft(message)
             self.keep(ticket, message)
         self.run_over(ticket)
         if count and len(ticket.waiting) > count and ticket.waiting[count].place < ticket.waiting[count - 1].place:

@@ -226,7 +226,7 @@ class Lane(TicketRecords):
             self._drop_from(ticket, place)
             self.spill(ticket, place)
             return
-        ticket.line().insert(at, message)
+        ticket.own_waiting().insert(at, message)
         self.keep(ticket, message)
         self.make_ready(ticket)
 

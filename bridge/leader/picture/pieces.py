@@ -29,8 +29,8 @@ STRETCH_MAX = 8.0
 STRETCH_FIRST = 4.0
 
 
-#: The waiting messages of a ticket that has none in memory: a deque without an entry takes 760 bytes. Nothing can be
-#: added to it by mistake.
+#: `Ticket.waiting` of a ticket that has no waiting message in memory. There may be many such tickets, and an empty deque
+#: takes 760 bytes. All of them share this one. It is a tuple, so that nothing can be added to it.
 NONE_IN_MEMORY: Any = ()
 
 
@@ -92,7 +92,7 @@ class Ticket:
         #: Id of the message with which the ticket came into the picture. Messages that came later, of any ticket, are
         #: younger. '': the ticket was there before anything was read.
         self.since = since
-        #: Messages that are in memory and not in flight, oldest first. `line` is the one to add to.
+        #: Messages that are in memory and not in flight, oldest first. `own_waiting` is for adding to them.
         self.waiting: deque[Message] = NONE_IN_MEMORY
         #: Bytes of these messages.
         self.bytes = 0
@@ -193,8 +193,8 @@ class Ticket:
         self.lost = None
         self.cause = ""
 
-    def line(self) -> deque[Message]:
-        """The waiting messages, to which some are to be added."""
+    def own_waiting(self) -> deque[Message]:
+        """The waiting messages, in a deque to which messages can be added."""
         if self.waiting is NONE_IN_MEMORY:
             self.waiting = deque()
         return self.waiting

@@ -80,7 +80,7 @@ class Window:
         if ticket.front_id == message.id:
             self.put_first(ticket, message)
             return
-        ticket.line().append(message)
+        ticket.own_waiting().append(message)
         self.keep(ticket, message)
 
     def keep(self, ticket: Ticket, message: Message) -> None:
@@ -106,7 +106,7 @@ class Window:
     def put_first(self, ticket: Ticket, message: Message) -> None:
         """Puts the message that was begun before first, even before older ones that were replayed."""
         ticket.front_id = ""
-        ticket.line().appendleft(message)
+        ticket.own_waiting().appendleft(message)
         self.keep(ticket, message)
 
     def spill(self, ticket: Ticket, place: Place) -> None:

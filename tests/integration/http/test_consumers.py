@@ -356,7 +356,7 @@ def test_a_transfer_moves_tickets_to_another_consumer_between_two_messages(lane:
         message = consumer.one()
         other = lane.consumer("h2")
         with other.beating():
-            # The leader has not looked at the registrations since then.
+            # The leader may not have looked at the registrations since then.
             order(lane, "transfer", "h1", "--to", "h2")
             lane.push("T1", {"n": 1})
             assert consumer.acknowledge(message).status == 200
@@ -453,32 +453,37 @@ def test_registrations_that_are_malformed_are_refused(lane: HttpLane) -> None:
 
 
 def test_a_later_receive_and_the_end_of_a_master_end_a_receive_that_waits(lane: HttpLane) -> None:
-    lane.master("m2")
-    consumer = lane.consumer("h1")
+    # A new master: nobody waits there yet, so it listens to the channel only when the first receive waits.
+    new = lane.master("m2")
+    consumer = lane.consumer("h1", master="m2")
+    channel = lane.keys.dispatched()
     answers: list[Answer] = []
+
+    def listening() -> int:
+        [(_, count)] = lane.redis.pubsub_numsub(channel)
+        return int(count)
 
     def wait_for_one() -> None:
         # Longer than this test waits for the end of a receive
         answers.append(consumer.ask(1, 60))
 
+    before = listening()
     with consumer.beating():
-        # Which one is the later one is for the master to say.
-        receives = [threading.Thread(target=wait_for_one) for _ in range(2)]
-        for receive in receives:
-            receive.start()
+        earlier = threading.Thread(target=wait_for_one)
+        earlier.start()
+        wait_until(lambda: listening() > before, description="the first receive to wait")
+        later = threading.Thread(target=wait_for_one)
+        later.start()
         wait_until(lambda: answers, description="the first receive to end")
         assert answers[0].body["messages"] == []
-        wait_until(
-            lambda: sum(receive.is_alive() for receive in receives) == 1, description="the first receive's thread"
-        )
-        assert len(answers) == 1
+        wait_until(lambda: not earlier.is_alive(), description="the thread of the first receive")
+        assert later.is_alive()
         # Heartbeats go to the other master from now on
-        consumer.port = lane.ports["m2"]
-        lane.nodes.masters()[0].kill("SIGTERM")
+        consumer.port = lane.ports["m1"]
+        new.kill("SIGTERM")
         wait_until(lambda: len(answers) == 2, description="the second receive to end")
         assert answers[1].status == 200
-        for receive in receives:
-            receive.join()
+        later.join()
         lane.push("T1", {"n": 0})
         assert consumer.acknowledge(consumer.one()).status == 200
 
