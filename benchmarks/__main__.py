@@ -32,7 +32,7 @@ TABLE_WIDTH = 150
 @click.option("--only", multiple=True, type=click.Choice(list(CASES)), help="This case only; may be repeated.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the figures go.  [default: benchmarks/results/<time>.json]",
+    help="Where the figures go.  [default: benchmarks/runs/<time>.json]",
 )  # fmt: skip
 def main(quick: bool, rounds: int | None, only: tuple[str, ...], json_file: Path | None) -> None:
     """Measures the bridge against plain Celery and against a lock per ticket.
@@ -44,7 +44,7 @@ def main(quick: bool, rounds: int | None, only: tuple[str, ...], json_file: Path
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     rounds = rounds or (QUICK_ROUNDS if quick else 3)
     scale = QUICK_SCALE if quick else 1.0
-    json_file = json_file or ROOT / "benchmarks" / "results" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    json_file = json_file or ROOT / "benchmarks" / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     results = Results()
     chosen = {name: case for name, case in CASES.items() if not only or name in only}
     try:

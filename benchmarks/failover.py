@@ -314,13 +314,13 @@ def _probe(scene: Scene, ticket: str) -> float:
 @click.option("--only", multiple=True, type=click.Choice(list(FAULTS)), help="This fault only; may be repeated.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the figures go.  [default: benchmarks/results/failover-<time>.json]",
+    help="Where the figures go.  [default: benchmarks/runs/failover-<time>.json]",
 )  # fmt: skip
 def main(kills: int, leases: tuple[float, ...], only: tuple[str, ...], json_file: Path | None) -> None:
     """Measures for how long tickets stand still when a worker, a machine or the leader dies."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    json_file = json_file or ROOT / "benchmarks" / "results" / f"failover-{stamp}.json"
+    json_file = json_file or ROOT / "benchmarks" / "runs" / f"failover-{stamp}.json"
     machine = describe()
     show_machine(console, machine)
     measured: list[Figures] = []

@@ -99,7 +99,7 @@ def main(rounds: int, messages: int, chosen: tuple[int, ...], json_file: Path | 
             f"{there:.2f}" if there else "",
         )
     console.print(table)
-    json_file = json_file or ROOT / "benchmarks" / "results" / f"keys-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    json_file = json_file or ROOT / "benchmarks" / "runs" / f"keys-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     json_file.parent.mkdir(parents=True, exist_ok=True)
     whole = {"machine": machine, "messages": messages, "results": results.values}
     json_file.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

@@ -65,7 +65,7 @@ def main(
         seconds=seconds, rate=rate, tickets=tickets, work_s=work_ms / 1000, kills_a_minute=kills,
         kinds=kinds or tuple(WEIGHTS), seed=seed,
     )  # fmt: skip
-    out = out or ROOT / "benchmarks" / "results" / f"chaos-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out = out or ROOT / "benchmarks" / "runs" / f"chaos-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     found: dict[str, list[Evidence]] = {}
     versions = []
     try:

@@ -50,7 +50,7 @@ Missing = dict[tuple[str, str], str]
 )
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the figures go.  [default: benchmarks/results/goals-<time>.json]",
+    help="Where the figures go.  [default: benchmarks/runs/goals-<time>.json]",
 )  # fmt: skip
 def main(
     rounds: int,
@@ -69,7 +69,7 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     rows = {name: row for name, row in ROWS.items() if (not only or name in only) and name not in skip}
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    json_file = json_file or ROOT / "benchmarks" / "results" / f"goals-{stamp}.json"
+    json_file = json_file or ROOT / "benchmarks" / "runs" / f"goals-{stamp}.json"
     results, missing = Results(), Missing()
     if log is not None:
         os.environ[LOG] = str(log)

@@ -29,8 +29,8 @@ STRETCH_MAX = 8.0
 STRETCH_FIRST = 4.0
 
 
-#: `Ticket.waiting` of a ticket that has no waiting message in memory. There may be many such tickets, and an empty deque
-#: takes 760 bytes. All of them share this one. It is a tuple, so that nothing can be added to it.
+#: `Ticket.waiting` of a ticket that has no waiting message in memory. There may be many such tickets, and an empty
+#: deque takes 760 bytes. All of them share this one. It is a tuple, so that nothing can be added to it.
 NONE_IN_MEMORY: Any = ()
 
 

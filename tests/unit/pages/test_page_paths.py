@@ -12,7 +12,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 #: A path from the root of the repository, in code marks.
 PATH = re.compile(r"`((?:bridge|routing|spark|tasks|tests|benchmarks|docs)/[\w/.*-]*)`")
 #: What a run writes, so that a checkout has none.
-WRITTEN = {"benchmarks/results/"}
+WRITTEN = {"benchmarks/runs/"}
 INTERNALS = ROOT / "docs" / "explanation" / "internals.md"
 
 
@@ -36,3 +36,10 @@ def test_internals_say_where_things_are() -> None:
 
 def test_a_path_that_is_gone_is_noticed() -> None:
     assert not any(ROOT.glob(paths("see `bridge/no_such_file.py`")[0]))
+
+
+def test_what_a_run_writes_stands_beside_no_module_of_that_name() -> None:
+    """Else mypy takes the folder for the module, and after a benchmark `make test` fails."""
+    written = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split() if line.startswith("/")]
+    assert WRITTEN <= {f"{name}/" for name in written}
+    assert not [name for name in written if (ROOT / f"{name}.py").exists()]
