@@ -75,9 +75,9 @@ async function serve() {
   if (registered.status !== 200) throw new Error(registered.detail);
   const { incarnation, lease_ms } = registered;
 
-  // Self-fencing: after the deadline nothing is handled or acknowledged. It counts from before the call, so it comes
+  // Self-fencing: after the deadline nothing is handled or acknowledged. It counts from before a heartbeat, so it comes
   // before the lease ends. This clock stands still while the machine is suspended.
-  let deadline = registered.sent + 0.95 * lease_ms;
+  let deadline = 0;
   const check = () => { if (performance.now() > deadline) throw new LeaseOver(); };
   async function renew() {
     const { status, sent } = await once("POST", `/api/consumers/${name}/heartbeat`, { incarnation }, CALL_MS);
@@ -85,6 +85,8 @@ async function serve() {
     if (status === 404 || status === 410) deadline = 0;
   }
 
+  // The registration itself gives no deadline: it may have waited for the end of an older lease, for as long as a lease.
+  await renew().catch(() => {});
   const beat = setInterval(() => renew().catch(() => {}), lease_ms / 3);
   try {
     const next = `/api/messages/next?consumer=${name}&incarnation=${incarnation}&max=${MOST}&wait=${WAIT_S}`;

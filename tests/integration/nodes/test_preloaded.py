@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,11 @@ def of_its_watcher(worker: WorkerNode) -> dict[str, Any]:
     assert worker.pid is not None
 
     def opened() -> list[str]:
-        names = [path.readlink().name.partition(":")[0] for path in (told / "fd").iterdir()]
+        names = []
+        for path in (told / "fd").iterdir():
+            # One that it closes just now is not open.
+            with suppress(FileNotFoundError):
+                names.append(path.readlink().name.partition(":")[0])
         # A newer libffi keeps its own file open, where it was loaded in this process.
         return sorted(name for name in names if "libffi" not in name)
 

@@ -50,3 +50,21 @@ def test_it_goes_to_the_next_master_and_registers_again_after_its_lease(
     assert program.wait() == 0
     wait_until(lambda: lane.redis.hlen(lane.keys.consumers) == 0, description="it to be gone")
     lane.assert_at_rest()
+
+
+def test_it_works_after_a_registration_that_waited_for_an_older_lease(
+    nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = HttpLane(nodes, own_server, tmp_path, **SHORT_LEASE)
+    lane.master("m1")
+    ledger_dir = tmp_path / "of-node"
+    ledger_dir.mkdir()
+    # Given a consumer of its name that never renews its lease: the registration waits for as long as a lease
+    lane.consumer(CONSUMER)
+    command = ["node", str(PROGRAM), f"http://{HOST}:{lane.ports['m1']}", CONSUMER, lane.keys.group, str(ledger_dir)]
+    program = nodes.process("node", command, env={TOKEN: "any"}, cwd=tmp_path, wait=False)
+    lane.push("T1", {"seq": 1})
+    lane.wait_done(1)
+    assert "the lease is over" not in program.logs()
+    program.kill("SIGTERM")
+    assert program.wait() == 0
