@@ -171,6 +171,13 @@ class LaneKeys:
         """String, a stream id: all entries up to it are done or dead. The leader updates it every few seconds."""
         return f"{self.prefix}:floor"
 
+    @cached_property
+    def agreed(self) -> str:
+        """String, an integer: how many times the leader found that the pending list agrees with its picture, while the
+        stream has other groups. Leaders of other lanes wait for it before they remove an entry.
+        """
+        return f"{self.prefix}:agreed"
+
     def reply(self, order: str) -> str:
         """List with EX: the leader's answer (JSON) to one operator's order. Expires."""
         return f"{self.prefix}:reply:{order}"
@@ -256,6 +263,7 @@ class LaneKeys:
             self.history: "leader",
             self.drains: "leader",
             self.floor: "leader",
+            self.agreed: "leader",
             self.state_home: "consumer",
             self.about: "leader",
             self.known: "leader",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis import Redis
 
@@ -63,12 +64,23 @@ def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str]
 
 
 def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:
-    """Removes those of ``ids`` that no other group has pending. Returns how many were removed.
+    """Removes those of ``ids``, which are in order, that all other groups have read and none has pending. Returns how
+    many were removed.
 
     None: the stream has other groups than ``others`` beside the lane's own, or not this one, and nothing was removed.
     Raises `NotLeading`.
     """
+    found = _remove(client, lead, others, ids)
+    return None if found is None else int(found)
+
+
+def removable(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> list[str] | None:
+    """Those of ``ids`` that `remove` would remove now; None, and errors: as there."""
+    found = _remove(client, lead, others, ids, looks=1)
+    return None if found is None else [text_of(id_) for id_ in found]
+
+
+def _remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str], *, looks: int = 0) -> Any:
     keys = lead.keys
-    reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, len(others), *others, *ids])
-    code = code_for_leader(reply[0], keys)
-    return None if code is ReturnCode.CHANGED else int(reply[1])
+    reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, looks, len(others), *others, *ids])
+    return None if code_for_leader(reply[0], keys) is ReturnCode.CHANGED else reply[1]

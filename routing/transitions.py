@@ -306,10 +306,23 @@ def drain(client: Redis, lead: Leadership, consumer: str, order: str) -> None:
     code_for_leader(_DRAIN.run(client, [keys.leader, keys.drains], [lead.token, consumer, order]), keys)
 
 
-def floor(client: Redis, lead: Leadership, id_: str) -> None:
-    """Notes that all entries up to ``id_`` are done or dead. Raises `NotLeading`."""
+def floor(client: Redis, lead: Leadership, id_: str, *, agreed: bool = False) -> None:
+    """Notes that all entries up to ``id_`` are done or dead; empty: the floor stays. ``agreed``: also counts that the
+    pending list agreed with the picture. Raises `NotLeading`.
+    """
     keys = lead.keys
-    code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor], [lead.token, id_]), keys)
+    code_for_leader(_FLOOR.run(client, [keys.leader, keys.floor, keys.agreed], [lead.token, id_, int(agreed)]), keys)
+
+
+def all_agreed(client: Redis, leads: Sequence[Leadership]) -> None:
+    """Counts for each of ``leads`` that the pending list agreed with the picture. Two round trips at most.
+
+    A lane that is not led in this term any more is left out: its election finds out.
+    """
+    calls = [(3, lead.keys.leader, lead.keys.floor, lead.keys.agreed, lead.token, "", 1) for lead in leads]
+    for reply in _FLOOR.run_each(client, calls) if calls else ():
+        if isinstance(reply, Exception):
+            raise reply
 
 
 def introduce(client: Redis, lead: Leadership, facts: Argument, format_: int, *, keeps_history: bool = True) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bridge.leader.picture.chain import Place
     from bridge.leader.step.dropped_versions import DroppedVersions
     from bridge.link.server_clock import ServerClock
+    from bridge.routing.transitions import Leadership
 
 #: Seconds without work after which a lane may rest.
 REST_S = 5.0
@@ -58,6 +59,7 @@ class SleepingPlace(NamedTuple):
     group: str
     #: Number of entries that are pending in the group: those of parked tickets.
     pending: int
+    leadership: Leadership
 
 
 class Leader:
@@ -230,7 +232,13 @@ class Leader:
         keys = self._term.keys
         read_to = id_text(self.lane.read_to)
         return SleepingPlace(
-            keys.stream, read_to, keys.outcomes, self._steps.last_outcome, keys.group, self._pending.expected
+            keys.stream,
+            read_to,
+            keys.outcomes,
+            self._steps.last_outcome,
+            keys.group,
+            self._pending.expected,
+            self._term.leadership,
         )
 
     @property
@@ -252,7 +260,7 @@ class Leader:
             self._steps.advance(batch)
             # Messages that the lane leaves out are done now.
             self._retention.remove()
-            if not self._is_at_rest:
+            if not self._is_at_rest or self._retention.waits:
                 return False
             if not check and self.lease_watch.look_at > time.monotonic():
                 return True

@@ -39,6 +39,7 @@ TYPES = {
     "history": "stream",
     "drains": "hash",
     "floor": "string",
+    "agreed": "string",
     "about": "hash",
     "known": "hash",
     "unserved": "hash",
@@ -66,7 +67,8 @@ def _is_number(value: bytes) -> bool:
 
 
 _DELETE = "delete it: it is made again"
-#: Attributes of `LaneKeys` -> the form of the value. `state_home` is a name, so that any text may be right.
+#: Attributes of `LaneKeys` -> the form of the value. `state_home` is a name, so that any text may be right. `agreed`
+#: begins again when it is not a number.
 _FORMS = {
     "leader": _Form("a term and the name of a master", re.compile(rb"[0-9]{1,16} .+", re.DOTALL).fullmatch, _DELETE),
     "term": _Form(

@@ -7,7 +7,8 @@ read again when it wakes up. One thread has three connections for all lanes that
 - One blocking read of all their streams and outcome streams. It notices at once a new entry, an outcome, an operator's
   order, and a consumer that comes, shuts down, or dies with a notice.
 - Every `GROUPS_S` seconds, a look at the groups of their streams. It notices a group that was set back, destroyed, or
-  whose entries were claimed, and a deleted stream.
+  whose entries were acknowledged by hand, and a deleted stream. Where a stream has other groups, it counts as a
+  comparison, for which the leaders of other lanes wait (`bridge.leader.stream.held_back`).
 - When a delayed message is due, a glance.
 - Every `CHECK_S` seconds, for each lane, the checks that a leader that is awake makes each second: leases of consumers,
   drain orders, dead letters, retention by age, changes by hand.
@@ -38,6 +39,7 @@ from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import NotLeading
 from bridge.routing.groups import groups_in
 from bridge.routing.ids import id_key
+from bridge.routing.transitions import all_agreed
 
 if TYPE_CHECKING:
     from bridge.leader.leader import Leader, SleepingPlace
@@ -260,6 +262,7 @@ class Sleepers:
                 pipe.execute_command("XINFO", "GROUPS", stream)
             replies = pipe.execute(raise_on_error=False)
         changed = []
+        agreed = []
         for stream, reply in zip(lanes, replies, strict=True):
             try:
                 groups = groups_in(reply)
@@ -270,6 +273,9 @@ class Sleepers:
                 group = groups.get(place.group.encode())
                 if group is None or group.pending != place.pending or id_key(group.read_to) != id_key(place.read_to):
                     changed.append(lane)
+                elif len(groups) > 1:
+                    agreed.append(place.leadership)
+        all_agreed(self._redis, agreed)
         return changed
 
     def _glance(self, lane: Sleeper, *, check: bool = False) -> None:

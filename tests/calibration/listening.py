@@ -89,7 +89,7 @@ class _judge:  # noqa: N801 - a function with a memory
         self._queues = keys.queue("")
         self._leases = keys.lease("")
         self._leaders = {keys.tickets, keys.retries, keys.fence, keys.dead, keys.counts, keys.history, keys.drains}
-        self._leaders.add(keys.floor)
+        self._leaders |= {keys.floor, keys.agreed}
         self._shared: dict[str, Callable[[str], bool]] = {
             # Workers add; the leader alone takes away.
             keys.outcomes: lambda command: command == "XTRIM",

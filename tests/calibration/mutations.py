@@ -8,6 +8,7 @@ from tests.calibration.mutation import Edit, Mutation
 
 ADVANCE = "routing/lua/advance.lua"
 APPLY = "routing/lua/apply.lua"
+HELD_BACK = "bridge/leader/stream/held_back.py"
 READ = "routing/lua/read.lua"
 REGISTER = "routing/lua/register.lua"
 REMOVE = "routing/lua/remove.lua"
@@ -656,7 +657,9 @@ MUTATIONS = [
                 "mine[-1], 2 * SHARED_BATCH)",
                 "mine[-1], 2 * SHARED_BATCH, self._keys.group)",
             ),
-            Edit(REMOVE, "needed = needed or #redis.call('XPENDING'", "needed = needed and #redis.call('XPENDING'"),
+            Edit(HELD_BACK, "if not self._lanes:", "if True:"),
+            Edit(REMOVE, "pairs(count > 0 and known or {})", "pairs({})"),
+            Edit(REMOVE, "not (upto and younger(ARGV[i], upto))", "true"),
         ),
         long=True,
     ),

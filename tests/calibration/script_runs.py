@@ -22,6 +22,7 @@ from _pytest.runner import runtestprotocol
 
 from bridge.routing.scripts import Script, with_shared
 from bridge.testing.nodes.process import ROOT
+from tests.calibration.in_process import put
 from tests.calibration.mutation import Mutation, mutated
 from tests.calibration.script_mutations import SCRIPT_MUTATIONS
 
@@ -49,6 +50,12 @@ def _scripts() -> dict[str, list[Script]]:
 @contextlib.contextmanager
 def _in_place(mutation: Mutation, scripts: Mapping[str, Sequence[Script]]) -> Iterator[None]:
     for file, text in mutated(mutation).items():
+        if file.endswith(".py"):
+            # What the leader makes of the scripts' answers.
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                put(monkeypatch, mutation)
+                yield
+            return
         [script] = scripts[file.rpartition("/")[2].removesuffix(".lua")]
         before = dict(vars(script))
         script.text = with_shared(text)

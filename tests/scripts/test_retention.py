@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import bridge.leader.stream.retention
-from bridge.leader.stream.retention import Retention
 from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.ids import LAST_ID, id_key
-from bridge.routing.keys import LaneKeys
-from bridge.routing.retention import done, letters, remove
-from bridge.routing.transitions import Advanced, last_id
+from bridge.routing.retention import done, letters, removable, remove
+from bridge.routing.transitions import last_id
+from tests.scripts.keeping import NEAR, WRITTEN, Clock, acknowledged, keeper, left, letter
 from tests.scripts.world import MASTER, World, changes
 
-#: What a batch came to: retention needs nothing of it.
-WRITTEN = Advanced(0, 0, 0)
-
 pytestmark = pytest.mark.scripts
-
-NEAR = "neighbour"
-
-
-def left(world: World) -> list[str]:
-    """Ids of the entries that are in the stream."""
-    return [id_.decode() for id_, _ in world.client.xrange(world.keys.stream)]
-
-
-def acknowledged(world: World, ids: list[str], group: str | None = None) -> list[str]:
-    """``ids`` after they were acknowledged."""
-    world.client.xack(world.keys.stream, group or world.keys.group, *ids)
-    return ids
-
-
-def letter(world: World, id_: str, group: str | None = None) -> str:
-    """Makes an acknowledged message a dead one."""
-    dead = LaneKeys(world.keys.stream, group or world.keys.group).dead
-    return str(world.client.xadd(dead, {"message_id": id_, "reason": "gave up"}).decode())
 
 
 # -- the scripts ---------------------------------------------------------------------------------------------------
@@ -161,10 +136,39 @@ def test_remove_spares_what_another_group_has_pending(world: World) -> None:
     assert changes(before, world.snapshot()) == {world.keys.stream}
 
 
+def test_remove_spares_what_another_group_has_not_read(world: World) -> None:
+    # Given a neighbour that was set back after the caller's look
+    acknowledged(world, world.busy)
+    acknowledged(world, world.busy, NEAR)
+    world.client.xgroup_setid(world.keys.stream, NEAR, world.busy[0])
+    assert removable(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == world.busy[:1]
+    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == 1
+    assert world.busy[1] in left(world)
+
+
+@pytest.mark.parametrize("between", [1, 7])
+def test_remove_spares_what_is_pending_behind_more_pending_entries_than_it_has_ids(fresh: World, between: int) -> None:
+    # Given done entries, with pending ones of another group between them
+    ids = fresh.pushed("T", 8 * (between + 1))
+    acknowledged(fresh, ids)
+    fresh.client.xgroup_create(fresh.keys.stream, NEAR, "0")
+    fresh.client.execute_command("XREADGROUP", "GROUP", NEAR, MASTER, "STREAMS", fresh.keys.stream, ">")
+    done_ids = acknowledged(fresh, ids[:: between + 1], NEAR)
+    # When the caller believes that two more of them are done
+    asked = sorted([*done_ids, ids[1], ids[-1]], key=id_key)
+    before = fresh.snapshot()
+    assert removable(fresh.client, fresh.lead, [NEAR.encode()], asked) == done_ids
+    assert fresh.snapshot() == before
+    # Then exactly the done ones leave
+    assert remove(fresh.client, fresh.lead, [NEAR.encode()], asked) == len(done_ids)
+    assert left(fresh) == [id_ for id_ in ids if id_ not in done_ids]
+
+
 @pytest.mark.parametrize("others", [[], [b"neighbour", b"more"], [b"another"]])
 def test_remove_touches_nothing_when_the_groups_are_others(others: list[bytes], world: World) -> None:
     before = world.snapshot()
     assert remove(world.client, world.lead, others, world.done) is None
+    assert removable(world.client, world.lead, others, world.done) is None
     assert world.snapshot() == before
 
 
@@ -203,36 +207,12 @@ def test_last_id_is_that_of_the_newest_entry_there_ever_was(fresh: World) -> Non
 # -- the leader's part ---------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Time that only moves when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def time(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of all tests here: on a slow machine too, a sweep ends for lack of time only where a test says so."""
     clock = Clock()
     monkeypatch.setattr(bridge.leader.stream.retention, "time", clock)
     return clock
-
-
-def keeper(
-    world: World, seconds: float | None = 0.0, clock: Clock | None = None, agrees: Callable[[], bool] = lambda: True
-) -> Retention:
-    """The retention of a leader of this world. ``agrees``: whether its picture agrees with the pending list."""
-    settings = SimpleNamespace(keys=world.keys, retention=seconds)
-    servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
-    term = SimpleNamespace(redis=world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers)
-    steps = SimpleNamespace(after_write=[])
-    return Retention(cast(Any, term), cast(Any, steps), agrees)
 
 
 def test_acknowledged_entries_leave_and_dead_ones_stay(fresh: World) -> None:

@@ -26,6 +26,8 @@ MASTER = "master"
 TOKEN = "7 master@here"
 OPENING = '{"headers":{"bridge_fence":'
 LEASE_MS = 60_000
+#: A lane that some tests add beside the neighbour.
+THIRD = "third"
 #: The streams of other versions.
 OLDER, NEWER = "tickets:v0", "tickets:v2"
 
@@ -312,7 +314,7 @@ class World:
     def lane_keys(self) -> list[LaneKeys]:
         versions = [LaneKeys(stream, self.keys.group) for stream in (OLDER, NEWER)]
         split = [LaneKeys(f"{SPLIT}:{part}", group) for part in PARTITIONS for group in ("a", "b", "c")]
-        return [self.keys, LaneKeys(self.keys.stream, "neighbour"), *versions, *split]
+        return [self.keys, *(LaneKeys(self.keys.stream, group) for group in ("neighbour", THIRD)), *versions, *split]
 
 
 def incarnation(consumer: str) -> str:

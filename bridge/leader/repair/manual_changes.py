@@ -123,7 +123,7 @@ class ManualChanges:
             return False
         self._compare_at = time.monotonic() + COMPARE_S
         agrees = self.compare() and not self._lane.behind
-        self._note_floor()
+        self._note_floor(agrees=agrees)
         return agrees
 
     def compare(self) -> bool:
@@ -290,11 +290,15 @@ class ManualChanges:
         logger.warning(text, count)
         self._tampered += count
 
-    def _note_floor(self) -> None:
+    def _note_floor(self, *, agrees: bool) -> None:
         lane = self._lane
         oldest = oldest_undone(lane)
         # While a new leader is behind, messages in flight may be later than messages that are not in the picture yet.
         text = id_text(lane.read_to) if oldest is None or oldest > lane.read_to else id_before(oldest)
-        if id_key(text)[0] > 0 and text != self._floor:
-            floor(self._term.redis, self._term.leadership, text)
+        is_new = id_key(text)[0] > 0 and text != self._floor
+        # The leaders of other lanes wait for that.
+        agreed = agrees and self._pending.among_others
+        if is_new or agreed:
+            floor(self._term.redis, self._term.leadership, text if is_new else "", agreed=agreed)
+        if is_new:
             self._floor = text

@@ -40,6 +40,8 @@ class PendingList:
         self.expected = 0
         #: The name in the group under which delayed messages are pending.
         self.delayed_name = term.keys.delayed_consumer(term.master)
+        #: Whether the stream has other groups, as of the last look.
+        self.among_others = False
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
@@ -169,6 +171,7 @@ class PendingList:
             reply = self._term.wire.call("XINFO", "GROUPS", keys.stream)
         except ResponseError:
             return None
+        self.among_others = len(reply) > 1
         return group_in(reply, keys.group)
 
 

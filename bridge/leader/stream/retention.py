@@ -8,6 +8,8 @@ hundred at a time. An entry may be removed when all of this holds:
   DESTROY` ends that, `GONE_S` later: the leader of a lane whose group was destroyed by mistake makes it again before.
 - No dead letter of any lane of the stream is about it. Only an entry that is still there can be replayed in order.
 - It was added more than ``bridge_retention`` seconds ago, by its id.
+- The leaders of the other lanes have agreed that it is done (`bridge.leader.stream.held_back`). It may have been
+  acknowledged by hand.
 - No group stands beyond the newest id that the stream gave out, as after a change of its ids by hand: what was added
   since would look as if it had been delivered. If it is the lane's group, the lane is read again, which repairs that.
 
@@ -39,10 +41,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bridge.leader.stream.held_back import HeldBack
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import LAST_ID, LAST_SEQUENCE, id_key
 from bridge.routing.keys import LaneKeys
-from bridge.routing.retention import done, letters, remove
+from bridge.routing.retention import done, letters, removable, remove
 
 if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
@@ -81,6 +84,7 @@ class Retention:
         self._agrees = agrees
         self._keys = term.keys
         self._keep_s = term.settings.retention
+        self._held = HeldBack(term)
         steps.after_write.append(self.settled)
         #: Ids that this leader acknowledged and that are not dead. They may be removed now.
         self._ready: list[str] = []
@@ -112,7 +116,12 @@ class Retention:
     def idle(self) -> bool:
         """Whether a whole pass found nothing more to remove since this leader acknowledged something."""
         passed = self._ended and self._began_at >= self._settled_at
-        return not self._ready and (passed or not self._settled_at or self._keep_s is None)
+        return not self._ready and not self._held.waits and (passed or not self._settled_at or self._keep_s is None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether entries are done, and the leaders of other lanes have not agreed yet."""
+        return self._held.waits
 
     def settled(self, _done: Advanced, batch: Batch) -> None:
         """Collects the ids that a batch acknowledged, and removes them when there are enough."""
@@ -126,11 +135,16 @@ class Retention:
         else:
             self._ready += batch.acknowledged
         if len(self._ready) >= (SHARED_BATCH if self._others else BATCH):
-            self.remove()
+            self.remove(briefly=True)
 
-    def remove(self) -> None:
-        """Removes the collected ids that all groups are done with."""
-        if not self._ready or time.monotonic() < self._held_until:
+    def remove(self, *, briefly: bool = False) -> None:
+        """Removes the collected ids that all groups are done with. ``briefly``: outcomes of messages wait."""
+        if time.monotonic() < self._held_until:
+            return
+        self._held.look()
+        if self._held.free >= (BATCH if briefly else 1):
+            self._remove_held(SHARED_BUDGET_S if briefly else BUDGET_S)
+        if not self._ready:
             return
         if self._others:
             self._remove_shared()
@@ -157,8 +171,24 @@ class Retention:
             if not self._know_letters(found.groups, time.monotonic() + BUDGET_S):
                 return
             gone = set(found.ids) - self._dead
-            if leaving := [id_ for id_ in mine if id_ in gone]:
+            if leaving := self._held.hold([id_ for id_ in mine if id_ in gone]):
                 remove(self._term.redis, self._term.leadership, self._others or (), leaving)
+
+    def _remove_held(self, budget_s: float) -> None:
+        """Removes entries that were held back and are free now. The next pass finds those that it does not reach."""
+        until = time.monotonic() + budget_s
+        redis, leadership, others = self._term.redis, self._term.leadership, self._others or frozenset()
+        for ids in self._held.take_free(BATCH):
+            # A lane may have made an entry pending again meanwhile, and may have given it up since. Letters are read
+            # after the look: a dead entry has its letter by now.
+            found = removable(redis, leadership, others, ids)
+            if not self._know_letters(others | {self._keys.group.encode()}, until):
+                return
+            leaving = [id_ for id_ in found or () if id_ not in self._dead]
+            for start in range(0, len(leaving), SHARED_BATCH):
+                remove(redis, leadership, others, leaving[start : start + SHARED_BATCH])
+            if found is None or time.monotonic() > until:
+                return
 
     def sweep(self, *, briefly: bool = False) -> None:
         """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`. ``briefly``: for the
@@ -167,7 +197,7 @@ class Retention:
         To be called when the pending list agrees with the picture.
         """
         started = time.monotonic()
-        if self._keep_s is None or started < self._held_until:
+        if self._keep_s is None or started < self._held_until or self._held.full:
             return
         if self._cursor == "-":
             self._began_at = started
@@ -197,6 +227,7 @@ class Retention:
             ids = [id_ for id_ in found.ids if id_ not in self._dead]
             if ids and not self._agrees():
                 return
+            ids = list(self._held.hold(ids))
             if ids and remove(self._term.redis, self._term.leadership, self._others or (), ids) is None:
                 return
             if found.last:
@@ -211,6 +242,7 @@ class Retention:
         """Notes the groups of the stream. Returns whether one that was there is not there any more."""
         others = groups - {self._keys.group.encode()}
         gone = bool(self._others and self._others - others)
+        self._held.know(others)
         if gone:
             self._held_until = time.monotonic() + GONE_S
         self._others = others

@@ -397,3 +397,37 @@ def test_a_subscription_that_parks_under_a_flood_handles_what_it_read_and_stays_
     lanes.master("m2", SUBSCRIBERS_CONF=limited(count=1000, then="park"))
     lanes.wait(search=61)
     assert lanes.log("search", "T") == list(range(61))
+
+
+def test_what_somebody_acknowledges_by_hand_stays_for_the_subscription_that_is_not_done(lanes: Subscriptions) -> None:
+    # Given a subscription that nobody serves, beside others that are done with all
+    lanes.worker("w1", BRIDGE_SERVE="search,trail")
+    master = lanes.master("m1")
+    ids = [lanes.push(f"T{n % 5}", n, kind="created") for n in range(30)]
+    wait_until(lambda: lanes.redis.xpending("ticket_stream", "billing")["pending"] == 30, description="all to be read")
+    stop = threading.Event()
+
+    def acknowledge() -> None:
+        while not stop.wait(0.01):
+            lanes.redis.xack("ticket_stream", "billing", *ids)
+
+    # When somebody acknowledges its entries all the time, and its leader makes them pending again
+    by_hand = threading.Thread(target=acknowledge)
+    by_hand.start()
+    try:
+        lanes.wait(search=30)
+        for _ in range(3):
+            seen = lanes.count("billing", "tampered")
+            wait_until(lambda seen=seen: lanes.count("billing", "tampered") > seen, description="a repair")  # type: ignore[misc]
+    finally:
+        stop.set()
+        by_hand.join()
+    # Then no other leader has removed them, and the next one still has them
+    wait_until(lambda: lanes.redis.xpending("ticket_stream", "billing")["pending"] == 30, description="the last repair")
+    assert lanes.redis.xlen("ticket_stream") == 30
+    master.kill()
+    lanes.master("m2")
+    lanes.worker("w2", BRIDGE_SERVE="billing")
+    lanes.wait(billing=30)
+    assert [lanes.log("billing", f"T{t}") for t in range(5)] == [list(range(t, 30, 5)) for t in range(5)]
+    wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, description="the stream to be empty")
