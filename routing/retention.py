@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from redis import Redis
 
 from bridge.routing.return_codes import ReturnCode, code_for_leader, text_of
-from bridge.routing.scripts import Script
+from bridge.routing.scripts import Argument, Script
 from bridge.routing.transitions import Leadership
 
 _DONE = Script("done")
@@ -63,24 +62,17 @@ def letters(client: Redis, dead: str, after: str, count: int) -> tuple[list[str]
     return [id_.decode(errors="replace") for id_ in ids], text_of(last), number
 
 
-def remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> int | None:
-    """Removes those of ``ids``, which are in order, that all other groups have read and none has pending. Returns how
-    many were removed.
+def remove(
+    client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str], *, only_looks: bool = False
+) -> list[str] | None:
+    """Removes those of ``ids``, which are in order, that all other groups have read and none has pending. Returns their
+    ids. ``only_looks``: removes nothing.
 
     None: the stream has other groups than ``others`` beside the lane's own, or not this one, and nothing was removed.
     Raises `NotLeading`.
     """
-    found = _remove(client, lead, others, ids)
-    return None if found is None else int(found)
-
-
-def removable(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str]) -> list[str] | None:
-    """Those of ``ids`` that `remove` would remove now; None, and errors: as there."""
-    found = _remove(client, lead, others, ids, looks=1)
-    return None if found is None else [text_of(id_) for id_ in found]
-
-
-def _remove(client: Redis, lead: Leadership, others: Collection[bytes], ids: Sequence[str], *, looks: int = 0) -> Any:
     keys = lead.keys
-    reply = _REMOVE.run(client, [keys.leader, keys.stream], [lead.token, keys.group, looks, len(others), *others, *ids])
-    return None if code_for_leader(reply[0], keys) is ReturnCode.CHANGED else reply[1]
+    args = [lead.token, keys.group, int(only_looks), len(others), *others, *ids]
+    reply = _REMOVE.run(client, [keys.leader, keys.stream], args)
+    code = code_for_leader(reply[0], keys)
+    return None if code is ReturnCode.CHANGED else [text_of(id_) for id_ in reply[1]]

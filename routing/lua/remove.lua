@@ -1,13 +1,13 @@
--- Removes done entries from the stream, or looks which of them it would remove.
+-- Removes done entries from the stream, or only looks which it would remove.
 --
 -- From -> to: no message changes its state: what goes is DONE, in this lane and in every other one of the stream.
 -- KEYS: 1 leader, 2 stream.
 -- ARGV: token, group, whether only to look (1 | 0), number of other groups that the caller knows of, their names ...,
 --       ids ... in order, that are done in the caller's group.
--- Returns: {'OK', number of entries that were removed}, or {'OK', ids that would be}: those that another group has not
---          read, or has pending, stay; {'DEPOSED'}: another master leads: nothing was removed; {'CHANGED'}: the stream
---          has other groups than the caller thought, or not the caller's: it may be another stream by now. Nothing was
---          removed; the caller asks again which entries they are all done with.
+-- Returns: {'OK', ids that were removed, or would be}: those that another group has not read, or has pending, stay;
+--          {'DEPOSED'}: another master leads: nothing was removed; {'CHANGED'}: the stream has other groups than the
+--          caller thought, or not the caller's: it may be another stream by now. Nothing was removed; the caller asks
+--          again which entries they are all done with.
 -- Keeps: I1 (what some group has not read, or has pending, stays), I8. Bound: O(ids), times other groups.
 
 -- shared: younger
@@ -69,11 +69,7 @@ for i = first, #ARGV do
     ids[#ids + 1] = ARGV[i]
   end
 end
-if ARGV[3] == '1' then
-  return {'OK', ids}
+for from = 1, ARGV[3] == '1' and 0 or #ids, 1000 do  -- below Lua's limit on unpacked values
+  redis.call('XDEL', KEYS[2], unpack(ids, from, math.min(from + 999, #ids)))
 end
-local removed = 0
-for from = 1, #ids, 1000 do  -- below Lua's limit on unpacked values
-  removed = removed + redis.call('XDEL', KEYS[2], unpack(ids, from, math.min(from + 999, #ids)))
-end
-return {'OK', removed}
+return {'OK', ids}

@@ -11,7 +11,7 @@ import bridge.leader.stream.retention
 from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.ids import LAST_ID, id_key
-from bridge.routing.retention import done, letters, removable, remove
+from bridge.routing.retention import done, letters, remove
 from bridge.routing.transitions import last_id
 from tests.scripts.keeping import NEAR, WRITTEN, Clock, acknowledged, keeper, left, letter
 from tests.scripts.world import MASTER, World, changes
@@ -130,7 +130,7 @@ def test_remove_spares_what_another_group_has_pending(world: World) -> None:
     acknowledged(world, world.busy[:2])
     acknowledged(world, world.busy[:1], NEAR)
     before = world.snapshot()
-    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == 1
+    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == world.busy[:1]
     assert world.busy[0] not in left(world)
     assert world.busy[1] in left(world)
     assert changes(before, world.snapshot()) == {world.keys.stream}
@@ -141,8 +141,8 @@ def test_remove_spares_what_another_group_has_not_read(world: World) -> None:
     acknowledged(world, world.busy)
     acknowledged(world, world.busy, NEAR)
     world.client.xgroup_setid(world.keys.stream, NEAR, world.busy[0])
-    assert removable(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == world.busy[:1]
-    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == 1
+    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2], only_looks=True) == world.busy[:1]
+    assert remove(world.client, world.lead, [NEAR.encode()], world.busy[:2]) == world.busy[:1]
     assert world.busy[1] in left(world)
 
 
@@ -157,10 +157,10 @@ def test_remove_spares_what_is_pending_behind_more_pending_entries_than_it_has_i
     # When the caller believes that two more of them are done
     asked = sorted([*done_ids, ids[1], ids[-1]], key=id_key)
     before = fresh.snapshot()
-    assert removable(fresh.client, fresh.lead, [NEAR.encode()], asked) == done_ids
+    assert remove(fresh.client, fresh.lead, [NEAR.encode()], asked, only_looks=True) == done_ids
     assert fresh.snapshot() == before
     # Then exactly the done ones leave
-    assert remove(fresh.client, fresh.lead, [NEAR.encode()], asked) == len(done_ids)
+    assert remove(fresh.client, fresh.lead, [NEAR.encode()], asked) == done_ids
     assert left(fresh) == [id_ for id_ in ids if id_ not in done_ids]
 
 
@@ -168,7 +168,7 @@ def test_remove_spares_what_is_pending_behind_more_pending_entries_than_it_has_i
 def test_remove_touches_nothing_when_the_groups_are_others(others: list[bytes], world: World) -> None:
     before = world.snapshot()
     assert remove(world.client, world.lead, others, world.done) is None
-    assert removable(world.client, world.lead, others, world.done) is None
+    assert remove(world.client, world.lead, others, world.done, only_looks=True) is None
     assert world.snapshot() == before
 
 
@@ -182,7 +182,7 @@ def test_remove_is_the_leaders_alone(world: World) -> None:
 
 def test_remove_takes_more_ids_than_lua_unpacks(fresh: World) -> None:
     ids = acknowledged(fresh, fresh.pushed("T", 9000))
-    assert remove(fresh.client, fresh.lead, [], ids) == 9000
+    assert remove(fresh.client, fresh.lead, [], ids) == ids
     assert left(fresh) == []
 
 

@@ -45,7 +45,7 @@ from bridge.leader.stream.held_back import HeldBack
 from bridge.routing.errors import LaneConflict
 from bridge.routing.ids import LAST_ID, LAST_SEQUENCE, id_key
 from bridge.routing.keys import LaneKeys
-from bridge.routing.retention import done, letters, removable, remove
+from bridge.routing.retention import done, letters, remove
 
 if TYPE_CHECKING:
     from bridge.leader.step.steps import Steps
@@ -181,7 +181,7 @@ class Retention:
         for ids in self._held.take_free(BATCH):
             # A lane may have made an entry pending again meanwhile, and may have given it up since. Letters are read
             # after the look: a dead entry has its letter by now.
-            found = removable(redis, leadership, others, ids)
+            found = remove(redis, leadership, others, ids, only_looks=True)
             if not self._know_letters(others | {self._keys.group.encode()}, until):
                 return
             leaving = [id_ for id_ in found or () if id_ not in self._dead]
