@@ -1,7 +1,7 @@
 -- Notes the floor: all entries up to it are done or dead. Counts that the pending list agreed with the picture.
 --
--- The floor is needed when the group was destroyed. The leaders of other lanes wait for the count.
--- From -> to: no message changes its state. KEYS: 1 leader, 2 floor, 3 agreed.
+-- From -> to: no message changes its state.
+-- KEYS: 1 leader, 2 floor (for when the group is destroyed), 3 agreed (for the leaders of other lanes, which wait).
 -- ARGV: token, id ('' = the floor stays), whether the pending list agreed and that is to be counted (1 | 0).
 -- Returns: 'OK'; 'DEPOSED': the caller does not lead any more; nothing was changed. Keeps: I1, I8. Bound: O(1).
 

@@ -603,4 +603,4 @@ class LanesWorld:
 
 
 #: Keys that last as long as a lane, and those that its members need only while they work.
-LASTING = re.compile(r":(term|fence|counts|history|about|known|floor|state-home)$")
+LASTING = re.compile(r":(term|fence|counts|history|about|known|floor|agreed|state-home)$")

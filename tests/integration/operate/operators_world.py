@@ -27,7 +27,7 @@ HOUR_S = 3600
 SHORT_S = 0.03
 GROUP = "concurrency_stream_group"
 #: Keys that a leader writes without a cause from outside, or that an expiry ends.
-OF_THE_LEADER = re.compile(r"^_kombu|:(leader|about|known|unserved|floor|reply:.*|counts)$|/(masters|layout)")
+OF_THE_LEADER = re.compile(r"^_kombu|:(leader|about|known|unserved|floor|agreed|reply:.*|counts)$|/(masters|layout)")
 SETTINGS = {
     "bridge_breaker": {"share": 0},
     "bridge_lease": 60,

@@ -533,7 +533,7 @@ class OperatorsMachine(RuleBasedStateMachine):
     def check_what_is_left(self) -> None:
         world = self.world
         # An order to drain a consumer that left lasts an hour.
-        lasting = ("term", "fence", "counts", "history", "about", "known", "floor", "drains")
+        lasting = ("term", "fence", "counts", "history", "about", "known", "floor", "agreed", "drains")
         allowed = set(world.streams)
         for stream in world.streams:
             allowed |= {f"{{{stream}}}:{GROUP}:{name}" for name in lasting}
