@@ -72,7 +72,7 @@ def remove(
     Raises `NotLeading`.
     """
     keys = lead.keys
-    args = [lead.token, keys.group, int(only_looks), len(others), *others, *ids]
+    args: list[Argument] = [lead.token, keys.group, int(only_looks), len(others), *others, *ids]
     reply = _REMOVE.run(client, [keys.leader, keys.stream], args)
     code = code_for_leader(reply[0], keys)
     return None if code is ReturnCode.CHANGED else [text_of(id_) for id_ in reply[1]]
