@@ -326,12 +326,12 @@ def all_agreed(client: Redis, leads: Sequence[Leadership]) -> None:
 
 
 def introduce(client: Redis, lead: Leadership, facts: Argument, format_: int, *, keeps_history: bool = True) -> None:
-    """Says which version and settings the leader has (JSON), and of which format the lane is. Deletes the history,
-    unless the leader keeps one. Raises `NotLeading`.
+    """Says which version and settings the leader has (JSON), of which format the lane is, and that it is one. Deletes
+    the history, unless the leader keeps one. Raises `NotLeading`.
     """
     keys = lead.keys
     args = [lead.token, facts, format_, int(keeps_history)]
-    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about, keys.history], args), keys)
+    code_for_leader(_INTRODUCE.run(client, [keys.leader, keys.about, keys.history, keys.agreed], args), keys)
 
 
 def note_tasks(

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Seconds without work after which a lane may rest.
 REST_S = 5.0
+#: Longest time for a pass of a lane at rest through its stream, in seconds.
+PASS_S = 0.02
 #: Seconds between two checks of the leases, and of everything else that is checked at intervals.
 LEASE_CHECK_S = 1.0
 #: After a check, messages have the loop for at least this many times the time that the check took. A check waits for
@@ -265,10 +267,21 @@ class Leader:
             if not check and self.lease_watch.look_at > time.monotonic():
                 return True
             self._check()
+            if check:
+                self._pass()
             # The entries were read just now.
             self._more = False
             self.lease_watch.look_at = float("inf")
             return self._is_at_rest and (not check or self._retention.passed)
+
+    def _pass(self) -> None:
+        """Looks for done entries in the whole stream, if that is quick."""
+        now = time.monotonic()
+        until = now + PASS_S
+        due = self.manual_changes.agreed and now >= self._retention.sweep_at
+        while due and now < until:
+            self._retention.sweep()
+            due, now = not self._retention.passed, time.monotonic()
 
     def _turn_in_chain(self) -> AbstractContextManager[None]:
         """The turn of this lane in its chain. A lane whose stream has no other versions need not wait for one."""
@@ -323,6 +336,8 @@ class Leader:
         waits = skips or self._planner.left_some or self._backoffs_over.waits or self._refill.waits
         if waits or lane.behind or (wants_entries and self._more):
             timeout = 0.0
+        if self.manual_changes.agreed:
+            timeout = max(0.0, min(timeout, self._retention.sweep_at - time.monotonic()))
         if pause > 0:
             timeout = min(timeout, pause)
         if read_pause > 0:
@@ -383,6 +398,8 @@ class Leader:
                 self.lease_watch.look()
             else:
                 self._check()
+        if self.manual_changes.agreed and time.monotonic() >= self._retention.sweep_at:
+            self._retention.sweep(briefly=lane.fresh.are_few)
         if lane.behind:
             self._rebuild.read_on()
         self._refill.run()
@@ -397,8 +414,7 @@ class Leader:
         self._lag.look()
         self._breakers.look()
         self._unknown_tasks.look()
-        if self.manual_changes.look():
-            self._retention.sweep(briefly=self.lane.fresh.are_few)
+        self.manual_changes.look()
         self._retention.remove()
         if self._place is not None:
             self._place.look()

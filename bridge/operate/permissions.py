@@ -208,7 +208,9 @@ def _master(app: Celery, of: _Patterns, *, asks_for_memory: bool, http: bool) ->
         commands |= {*OWN[Role.PRODUCER], *commands_of_scripts(Role.PRODUCER), *VIEWS}
     pushed = [_pushed_once(of.stream)] if http else []
     lives = [http_consumer(literal(name), "*") for name in of.versions]
-    keys = (*of.lanes, *of.layout, *of.older_layouts, share, *lives, *pushed, *chain, *schedules)
+    # Before an entry leaves, its leader asks about the lanes of other apps, too.
+    beside = [f"{{{name}}}:*:{kind}" for name in (*of.names, *of.older) for kind in ("dead", "agreed")]
+    keys = (*of.lanes, *of.layout, *of.older_layouts, share, *lives, *pushed, *chain, *schedules, *beside)
     return _access(Role.MASTER, (*keys, *BINDINGS, "celeryev.*"), heard, commands)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from bridge.leader.stream.retention import Retention
 from bridge.routing.keys import LaneKeys
 from bridge.routing.transitions import Advanced
-from tests.scripts.world import World
+from tests.scripts.world import Client, World
 
 #: What a batch came to: retention needs nothing of it.
 WRITTEN = Advanced(0, 0, 0)
@@ -48,11 +48,19 @@ class Clock:
 
 
 def keeper(
-    world: World, seconds: float | None = 0.0, clock: Clock | None = None, agrees: Callable[[], bool] = lambda: True
+    world: World,
+    seconds: float | None = 0.0,
+    clock: Clock | None = None,
+    agrees: Callable[[], bool] = lambda: True,
+    client: Client | None = None,
 ) -> Retention:
-    """The retention of a leader of this world. ``agrees``: whether its picture agrees with the pending list."""
+    """The retention of a leader of this world. ``agrees``: whether its picture agrees with the pending list.
+    ``client``: its own one, in place of the world's.
+    """
     settings = SimpleNamespace(keys=world.keys, retention=seconds)
     servers = SimpleNamespace(server_ms=lambda: int((clock or time).time() * 1000))
-    term = SimpleNamespace(redis=world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers)
+    term = SimpleNamespace(
+        redis=client or world.client, leadership=world.lead, keys=world.keys, settings=settings, clock=servers
+    )
     steps = SimpleNamespace(after_write=[])
     return Retention(cast(Any, term), cast(Any, steps), agrees)

@@ -7,17 +7,18 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
+import redis
 
 import bridge.leader.stream.held_back
 import bridge.leader.stream.retention
 from bridge.leader.stream.held_back import COMPARISONS, FEW, LOOK_S, STUCK
-from bridge.leader.stream.retention import AGAIN_S
+from bridge.leader.stream.retention import AGAIN_S, REFUSED_S
 from bridge.routing.batch import Batch
 from bridge.routing.errors import NotLeading
 from bridge.routing.keys import LaneKeys
 from bridge.routing.transitions import Leadership, all_agreed, floor
 from tests.scripts.keeping import NEAR, WRITTEN, Clock, acknowledged, keeper, left, letter
-from tests.scripts.world import MASTER, THIRD, TOKEN, World
+from tests.scripts.world import MASTER, THIRD, TOKEN, Client, World
 
 pytestmark = pytest.mark.scripts
 
@@ -37,7 +38,7 @@ class Two:
     def __init__(self, world: World, clock: Clock) -> None:
         self.world, self.clock = world, clock
         self.near = LaneKeys(world.keys.stream, NEAR)
-        world.client.set(self.near.term, 3)
+        world.client.set(self.near.agreed, 0)
         self.ids = world.push("T", count=8)
         world.client.xgroup_create(world.keys.stream, NEAR, "0")
         self.read_again()
@@ -121,7 +122,7 @@ def test_an_entry_that_was_acknowledged_by_hand_stays(find: Callable[[Two], None
 def test_each_lane_is_waited_for(two: Two, clock: Clock) -> None:
     world = two.world
     third = LaneKeys(world.keys.stream, THIRD)
-    world.client.set(third.term, 1)
+    world.client.set(third.agreed, 0)
     world.client.xgroup_create(world.keys.stream, third.group, "$")
     two.acknowledge(two.ids)
     by_pass(two)
@@ -162,15 +163,15 @@ def test_counts_that_begin_again_are_counted_from_there(two: Two) -> None:
 
 
 def test_a_group_that_becomes_a_lane_is_waited_for(two: Two) -> None:
-    two.world.client.delete(two.near.term)
+    two.world.client.delete(two.near.agreed)
     third = LaneKeys(two.world.keys.stream, THIRD)
-    two.world.client.set(third.term, 1)
+    two.world.client.set(third.agreed, 0)
     two.world.client.xgroup_create(two.world.keys.stream, third.group, "$")
     two.acknowledge(two.ids)
     by_pass(two)
     two.remove()
     # Given that the neighbour was another program's so far
-    two.world.client.set(two.near.term, 1)
+    two.world.client.set(two.near.agreed, 5)
     two.world.client.incr(third.agreed, COMPARISONS)
     assert two.remove() == two.ids
     two.compare(COMPARISONS)
@@ -234,10 +235,45 @@ def test_beside_many_lanes_a_leader_looks_more_seldom(two: Two, monkeypatch: pyt
 
 
 def test_nothing_waits_where_the_other_groups_are_no_lanes(two: Two) -> None:
-    two.world.client.delete(two.near.term)
+    two.world.client.delete(two.near.agreed)
     two.acknowledge(two.ids)
     by_pass(two)
     assert left(two.world) == []
+
+
+@pytest.mark.parametrize("find", ["remove", "sweep"])
+@pytest.mark.parametrize("lacks", ["dead", "agreed"])
+def test_a_master_that_may_not_ask_about_other_lanes_says_so_once_and_leaves_all(
+    find: str, lacks: str, two: Two, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a user that may touch everything but one key of the other lane
+    world = two.world
+    two.acknowledge(two.ids)
+    prefix = two.near.prefix
+    rules = [f"~{world.keys.stream}", f"~{world.keys.prefix}:*", f"~{prefix}:{'agreed' if lacks == 'dead' else 'dead'}"]
+    world.client.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "resetkeys", "+@all", *rules)
+    place = world.client.connection_pool.connection_kwargs
+    limited: Client = redis.Redis(host=place["host"], port=place["port"], username="limited", password="any")
+    try:
+        retention = keeper(world, client=limited)
+        for _ in range(3):
+            if find == "remove":
+                retention.settled(WRITTEN, Batch(acknowledged=two.ids))
+            getattr(retention, find)()
+        assert left(world) == two.ids
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "`bridge acl master` prints" in caplog.text
+        # When it may, then they leave.
+        world.client.execute_command("ACL", "SETUSER", "limited", f"~{prefix}:{lacks}")
+        clock.now_s += REFUSED_S
+        retention.sweep()
+        two.retention = retention
+        two.remove()
+        two.compare(COMPARISONS)
+        assert two.remove() == []
+    finally:
+        limited.close()
+        world.client.execute_command("ACL", "DELUSER", "limited")
 
 
 # -- the count -----------------------------------------------------------------------------------------------------

@@ -403,7 +403,7 @@ def test_no_entry_goes_while_there_are_letters_that_were_not_read(
         letter(fresh, id_)
 
     def slow(*arguments: Any) -> Any:
-        clock.now_s += bridge.leader.stream.retention.BUDGET_S
+        clock.now_s += bridge.leader.stream.retention.LETTERS_S
         return letters(*arguments)
 
     monkeypatch.setattr(bridge.leader.stream.retention, "letters", slow)
@@ -416,6 +416,32 @@ def test_no_entry_goes_while_there_are_letters_that_were_not_read(
     assert seen[0] == 7
     assert seen[-1] == 6
     assert left(fresh) == ids[:6]
+
+
+def test_a_pass_is_made_of_pages_with_pauses(fresh: World, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a server that takes its time, and a stream of three pages, of which the second one has done entries
+    module = bridge.leader.stream.retention
+    monkeypatch.setattr(module, "BATCH", 4)
+    ids = fresh.pushed("T", 12)
+    acknowledged(fresh, ids[4:7])
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        clock.now_s += module.SLICE_S
+        return done(*arguments, **options)
+
+    monkeypatch.setattr(module, "done", slow)
+    retention = keeper(fresh)
+    pauses, found = [], []
+    while not retention.passed:
+        clock.now_s = max(clock.now_s, retention.sweep_at)
+        began = clock.now_s
+        retention.sweep()
+        pauses.append(round(retention.sweep_at - began, 6))
+        found.append(len(left(fresh)))
+    # Then each slice is a page, the next one comes soon where something was found, and the next pass much later
+    assert found[:3] == [12, 9, 9]
+    assert pauses[:3] == [module.PAUSE_S, module.SOON_S, module.PAUSE_S]
+    assert pauses[-1] == module.AGAIN_S
 
 
 def test_entries_stay_as_long_as_they_are_to_be_kept(fresh: World, clock: Clock) -> None:

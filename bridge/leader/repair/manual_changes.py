@@ -69,6 +69,8 @@ class ManualChanges:
         self._delayed_entries = DelayedEntries(term, lane, steps, pending)
         steps.after_write.append(self.check_written)
         self._compare_at = time.monotonic() + COMPARE_S
+        #: Whether the picture was complete at the last look, and agreed with the pending list.
+        self.agreed = False
         self._floor = ""
         self._tampered = 0
         #: Entries in flight that were deleted from the stream. They cannot become pending again.
@@ -110,21 +112,17 @@ class ManualChanges:
             self._say("%d waiting entries were removed from the pending list: they are pending again", mended)
         return True
 
-    def look(self) -> bool:
-        """Compares the pending list with the picture every `COMPARE_S`, and notes the floor.
-
-        Returns whether it compared them now, the picture is complete, and they agree.
-        """
+    def look(self) -> None:
+        """Compares the pending list with the picture every `COMPARE_S`, and notes the floor."""
         if self._tampered:
             batch = Batch()
             self._count(batch)
             self._steps.advance(batch)
         if time.monotonic() < self._compare_at:
-            return False
+            return
         self._compare_at = time.monotonic() + COMPARE_S
-        agrees = self.compare() and not self._lane.behind
-        self._note_floor(agrees=agrees)
-        return agrees
+        self.agreed = self.compare() and not self._lane.behind
+        self._note_floor()
 
     def compare(self) -> bool:
         """Compares the pending list with the picture, and repairs it. Returns whether there was nothing to repair."""
@@ -290,14 +288,14 @@ class ManualChanges:
         logger.warning(text, count)
         self._tampered += count
 
-    def _note_floor(self, *, agrees: bool) -> None:
+    def _note_floor(self) -> None:
         lane = self._lane
         oldest = oldest_undone(lane)
         # While a new leader is behind, messages in flight may be later than messages that are not in the picture yet.
         text = id_text(lane.read_to) if oldest is None or oldest > lane.read_to else id_before(oldest)
         is_new = id_key(text)[0] > 0 and text != self._floor
         # The leaders of other lanes wait for that.
-        agreed = agrees and self._pending.among_others
+        agreed = self.agreed and self._pending.among_others
         if is_new or agreed:
             floor(self._term.redis, self._term.leadership, text if is_new else "", agreed=agreed)
         if is_new:

@@ -122,25 +122,23 @@ class HeldBack:
             self._noted.append(_Noted(self._found, counts))
             self._found = []
 
-    def take_free(self, size: int) -> Iterator[list[str]]:
-        """Takes out the entries that are free, at most ``size`` at a time, each time in the order of their ids."""
-        while self._free:
-            ids = [self._free.popleft() for _ in range(min(size, len(self._free)))]
-            self._ids.difference_update(ids)
-            yield sorted(ids, key=id_key)
+    def take_free(self, most: int) -> list[str]:
+        """Takes out up to ``most`` of the entries that are free, in the order of their ids."""
+        ids = [self._free.popleft() for _ in range(min(most, len(self._free)))]
+        self._ids.difference_update(ids)
+        return sorted(ids, key=id_key)
 
     def _counts(self) -> dict[bytes, int]:
         """Lane -> how many comparisons its leaders have counted. Also finds out which groups are lanes."""
         known = list(_lanes(self._term.keys.stream, self._groups))
         with self._term.redis.pipeline(transaction=False) as pipe:
             for _, keys in known:
-                pipe.get(keys.term)
                 pipe.get(keys.agreed)
             replies = pipe.execute()
         counts = {
-            name: int(agreed) if agreed and agreed.isdigit() else 0
-            for (name, _), term, agreed in zip(known, replies[::2], replies[1::2], strict=True)
-            if term is not None
+            name: int(agreed) if agreed.isdigit() else 0
+            for (name, _), agreed in zip(known, replies, strict=True)
+            if agreed is not None
         }
         self._lanes = {name: keys for name, keys in known if name in counts}
         return counts

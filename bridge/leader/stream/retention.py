@@ -38,8 +38,12 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from celery.utils.log import get_logger
+from redis.exceptions import NoPermissionError
 
 from bridge.leader.stream.held_back import HeldBack
 from bridge.routing.errors import LaneConflict
@@ -53,18 +57,27 @@ if TYPE_CHECKING:
     from bridge.routing.batch import Batch
     from bridge.routing.transitions import Advanced
 
+logger = get_logger(__name__)
+
 #: Ids that are collected before they are removed, and most entries in one page.
 BATCH = 500
 #: The same where other groups must be asked: a longer look would delay messages of all lanes.
 SHARED_BATCH = 100
-#: Longest time for one part of a pass through the stream, in seconds: the leader has other work.
-BUDGET_S = 0.02
-#: The same where other groups are asked. Such a pass finds little, and may be long: messages wait for it.
-SHARED_BUDGET_S = 0.008
+#: Longest time for the letters of one turn, in seconds: the leader has other work.
+LETTERS_S = 0.02
+#: Longest time for one slice of a pass through the stream, in seconds, if it is not a page: messages wait for it.
+SLICE_S = 0.002
+#: The same where other groups are asked, and while fresh messages come. Such a pass finds little, and may be long.
+SHORT_SLICE_S = 0.0005
+#: Seconds between two slices, and after one that found something: there may be more, as fast as messages come.
+PAUSE_S = 0.25
+SOON_S = 0.05
 #: Seconds between two passes through the stream.
 AGAIN_S = 15.0
 #: Seconds without a removal after a group of the stream is gone: three looks of a lane that sleeps at its own group.
 GONE_S = 15.0
+#: The same after the server refused a question about other lanes.
+REFUSED_S = 60.0
 #: Dead letters in one page. The server reads the whole letter, with its payload and traceback.
 LETTERS = 100
 
@@ -92,12 +105,16 @@ class Retention:
         self._others: frozenset[bytes] | None = None
         #: Nothing is removed before this time (monotonic seconds).
         self._held_until = 0.0
+        #: Whether the user of this master may not ask about other lanes, and a line in the log has said so.
+        self._refused = False
         #: Where the next page begins, as XRANGE takes it.
         self._cursor = "-"
         #: Whether this pass reached the last entry that is old enough, and when the next one begins (monotonic
         #: seconds).
         self._ended = False
         self._again_at = 0.0
+        #: When the next slice of this pass is due (monotonic seconds).
+        self._slice_at = 0.0
         #: When this pass began, and when a message was acknowledged last (monotonic seconds).
         self._began_at = 0.0
         self._settled_at = 0.0
@@ -108,15 +125,24 @@ class Retention:
         self._sorted: list[tuple[int, int]] | None = None
 
     @property
+    def sweep_at(self) -> float:
+        """When `sweep` is to be called next (monotonic seconds)."""
+        if self._keep_s is None:
+            return float("inf")
+        return self._again_at if self._ended and not self._held.free else self._slice_at
+
+    @property
     def passed(self) -> bool:
         """Whether the present pass has reached the last entry that may be removed."""
-        return self._ended or self._keep_s is None
+        return self._ended or self._keep_s is None or self._refused
 
     @property
     def idle(self) -> bool:
         """Whether a whole pass found nothing more to remove since this leader acknowledged something."""
+        if self._keep_s is None or self._refused:
+            return True
         passed = self._ended and self._began_at >= self._settled_at
-        return not self._ready and not self._held.waits and (passed or not self._settled_at or self._keep_s is None)
+        return not self._ready and not self._held.waits and (passed or not self._settled_at)
 
     @property
     def waits(self) -> bool:
@@ -127,7 +153,7 @@ class Retention:
         """Collects the ids that a batch acknowledged, and removes them when there are enough."""
         if batch.acknowledged:
             self._settled_at = time.monotonic()
-        if self._keep_s != 0:
+        if self._keep_s != 0 or self._refused:
             return
         if batch.dead:
             dead = {letter.message_id for letter in batch.dead}
@@ -135,15 +161,18 @@ class Retention:
         else:
             self._ready += batch.acknowledged
         if len(self._ready) >= (SHARED_BATCH if self._others else BATCH):
-            self.remove(briefly=True)
+            self.remove()
 
-    def remove(self, *, briefly: bool = False) -> None:
-        """Removes the collected ids that all groups are done with. ``briefly``: outcomes of messages wait."""
+    def remove(self) -> None:
+        """Removes the collected ids that all groups are done with, and some that were held back."""
         if time.monotonic() < self._held_until:
             return
+        with self._asking():
+            self._remove()
+
+    def _remove(self) -> None:
         self._held.look()
-        if self._held.free >= (BATCH if briefly else 1):
-            self._remove_held(SHARED_BUDGET_S if briefly else BUDGET_S)
+        self._remove_held()
         if not self._ready:
             return
         if self._others:
@@ -168,36 +197,63 @@ class Retention:
                 self._ready = ids[start:]
                 return
             # Letters are read after the entries: a dead entry has its letter by now.
-            if not self._know_letters(found.groups, time.monotonic() + BUDGET_S):
+            if not self._know_letters(found.groups, time.monotonic() + LETTERS_S):
                 return
             gone = set(found.ids) - self._dead
             if leaving := self._held.hold([id_ for id_ in mine if id_ in gone]):
                 remove(self._term.redis, self._term.leadership, self._others or (), leaving)
 
-    def _remove_held(self, budget_s: float) -> None:
-        """Removes entries that were held back and are free now. The next pass finds those that it does not reach."""
-        until = time.monotonic() + budget_s
+    def _remove_held(self) -> None:
+        """Removes some entries that were held back and are free now. A later pass finds those that stay after all."""
+        ids = self._held.take_free(2 * SHARED_BATCH)
+        if not ids:
+            return
         redis, leadership, others = self._term.redis, self._term.leadership, self._others or frozenset()
-        for ids in self._held.take_free(BATCH):
-            # A lane may have made an entry pending again meanwhile, and may have given it up since. Letters are read
-            # after the look: a dead entry has its letter by now.
-            found = remove(redis, leadership, others, ids, only_looks=True)
-            if not self._know_letters(others | {self._keys.group.encode()}, until):
-                return
-            leaving = [id_ for id_ in found or () if id_ not in self._dead]
-            for start in range(0, len(leaving), SHARED_BATCH):
-                remove(redis, leadership, others, leaving[start : start + SHARED_BATCH])
-            if found is None or time.monotonic() > until:
-                return
+        # A lane may have made an entry pending again meanwhile, and may have given it up since. Letters are read after
+        # the look: a dead entry has its letter by now.
+        found = remove(redis, leadership, others, ids, only_looks=True)
+        if found and self._know_letters(others | {self._keys.group.encode()}, time.monotonic() + LETTERS_S):
+            remove(redis, leadership, others, [id_ for id_ in found if id_ not in self._dead])
 
     def sweep(self, *, briefly: bool = False) -> None:
-        """Continues the pass through the stream for at most `BUDGET_S`, or `SHARED_BUDGET_S`. ``briefly``: for the
-        latter in any case, since fresh messages wait.
+        """Continues the pass through the stream for a page, or until `SLICE_S` or `SHORT_SLICE_S` are over.
+        ``briefly``: fresh messages wait.
 
-        To be called when the pending list agrees with the picture.
+        To be called at `sweep_at`, when the pending list agreed with the picture at the last look.
         """
         started = time.monotonic()
-        if self._keep_s is None or started < self._held_until or self._held.full:
+        self._slice_at = max(started + PAUSE_S, self._held_until)
+        if self._keep_s is None or started < self._held_until:
+            return
+        with self._asking():
+            self._sweep(started, briefly=briefly)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A block that asks about other lanes. Their keys may be those of another app."""
+        try:
+            yield
+            self._refused = False
+        except NoPermissionError as exc:
+            if not self._refused:
+                stream = self._keys.stream
+                logger.error(
+                    "done entries stay in %s: this master may not ask about other lanes (%s). `bridge acl master` "
+                    "prints the permissions of its user",
+                    stream,
+                    exc,
+                )
+            self._refused = True
+            self._held_until = time.monotonic() + REFUSED_S
+            # A pass finds them, when it may.
+            self._ready.clear()
+
+    def _sweep(self, started: float, *, briefly: bool) -> None:
+        if self._held.free:
+            self._slice_at = started + SOON_S
+            self._remove_held()
+            return
+        if self._held.full:
             return
         if self._cursor == "-":
             self._began_at = started
@@ -209,10 +265,11 @@ class Retention:
             self._sorted = None
             self._read_to.clear()
         briefly = briefly or bool(self._others)
-        until = started + (SHARED_BUDGET_S if briefly else BUDGET_S)
+        until = started + (SHORT_SLICE_S if briefly else SLICE_S)
         # Where nothing is kept, ids ahead of the clock go as well.
-        old_ms = max(0, int(self._term.clock.server_ms() - self._keep_s * 1000))
-        end = f"{old_ms}-{LAST_SEQUENCE}" if self._keep_s else LAST_ID
+        keep_ms = (self._keep_s or 0.0) * 1000
+        old_ms = max(0, int(self._term.clock.server_ms() - keep_ms))
+        end = f"{old_ms}-{LAST_SEQUENCE}" if keep_ms else LAST_ID
         while time.monotonic() < until:
             page = SHARED_BATCH if briefly else BATCH
             spared = self._spared(page)
@@ -224,12 +281,13 @@ class Retention:
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
                 return
-            ids = [id_ for id_ in found.ids if id_ not in self._dead]
-            if ids and not self._agrees():
-                return
-            ids = list(self._held.hold(ids))
-            if ids and remove(self._term.redis, self._term.leadership, self._others or (), ids) is None:
-                return
+            if ids := [id_ for id_ in found.ids if id_ not in self._dead]:
+                if not self._agrees():
+                    return
+                self._slice_at = started + SOON_S
+                leaving = self._held.hold(ids)
+                if leaving and remove(self._term.redis, self._term.leadership, self._others or (), leaving) is None:
+                    return
             if found.last:
                 self._cursor = f"({found.last}"
             if not found.more:

@@ -431,3 +431,39 @@ def test_what_somebody_acknowledges_by_hand_stays_for_the_subscription_that_is_n
     lanes.wait(billing=30)
     assert [lanes.log("billing", f"T{t}") for t in range(5)] == [list(range(t, 30, 5)) for t in range(5)]
     wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, description="the stream to be empty")
+
+
+def test_two_apps_of_one_stream_have_the_printed_permissions_each(
+    lanes: Subscriptions, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # Given two apps that subscribe to one stream, each with users that may touch its own lanes
+    (tmp_path / "depot.py").write_text(DEPOT)
+    urls = {}
+    for app, own in ((APP, NAMES), ("depot", ("depot",))):
+        for role, more in (("master", ()), ("worker", tuple(f"--own-keys={name}:*" for name in own))):
+            command = python_module("bridge", "-A", app, "acl", role, *more)
+            full = {**os.environ, **broker_environment(lanes.url), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+            printed = preloaded.run(command, cwd=tmp_path, env=full).stdout.split()
+            user = f"{app.rpartition('.')[2]}-{role}"
+            printed[2] = user
+            lanes.redis.execute_command(*printed, ">secret")
+            urls[app, role] = own_server.url.replace("redis://", f"redis://{user}:secret@")
+    masters = [
+        lanes.nodes.master("m1", app=APP, env=broker_environment(urls[APP, "master"]), ready_text="standing by"),
+        lanes.nodes.master(
+            "dm1", app="depot", cwd=tmp_path, env=broker_environment(urls["depot", "master"]), ready_text="standing by"
+        ),
+    ]
+    lanes.worker("w1", **broker_environment(urls[APP, "worker"]))
+    few = ("--concurrency=1", "--without-mingle")
+    env = broker_environment(urls["depot", "worker"])
+    lanes.nodes.worker("d1", app="depot", cwd=tmp_path, arguments=few, env=env)
+    # When both are done with what came
+    for n in range(150):
+        lanes.push("T", n, kind="created")
+    lanes.wait(billing=150, search=150)
+    wait_until(lambda: len(lanes.log("depot", "T")) == 150, description="the second app")
+    # Then the entries leave the stream
+    wait_until(lambda: lanes.redis.xlen("ticket_stream") == 0, description="the stream to be empty")
+    for master in masters:
+        assert "ERROR" not in master.logs()
