@@ -153,9 +153,13 @@ def test_counts_that_begin_again_are_counted_from_there(two: Two) -> None:
     two.acknowledge(two.ids)
     by_pass(two)
     two.remove()
-    for text in ("no number", "0"):
+    for text in ("no number", "9" * 5000, "0"):
         two.world.client.set(two.near.agreed, text)
         assert two.remove() == two.ids
+    two.world.client.delete(two.near.agreed)
+    two.world.client.rpush(two.near.agreed, "a list")
+    assert two.remove() == two.ids
+    two.world.client.set(two.near.agreed, 0)
     two.compare(COMPARISONS - 1)
     assert two.remove() == two.ids
     two.compare()

@@ -19,7 +19,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
 
 from bridge.routing.ids import id_key
 from bridge.routing.keys import LaneKeys
@@ -37,6 +39,8 @@ COMPARISONS = 2
 MOST = 100_000
 #: Looks without an entry that became free after which nothing is expected: some lane has no leader.
 STUCK = 60
+#: A count has fewer digits.
+DIGITS = 20
 
 
 @dataclass
@@ -134,14 +138,17 @@ class HeldBack:
         with self._term.redis.pipeline(transaction=False) as pipe:
             for _, keys in known:
                 pipe.get(keys.agreed)
-            replies = pipe.execute()
-        counts = {
-            name: int(agreed) if agreed.isdigit() else 0
-            for (name, _), agreed in zip(known, replies, strict=True)
-            if agreed is not None
-        }
+            replies = pipe.execute(raise_on_error=False)
+        counts = {name: _count(reply) for (name, _), reply in zip(known, replies, strict=True) if reply is not None}
         self._lanes = {name: keys for name, keys in known if name in counts}
         return counts
+
+
+def _count(reply: Any) -> int:
+    """The count in a reply; 0: somebody wrote something else there, and the lane's leader begins again."""
+    if isinstance(reply, NoPermissionError):
+        raise reply
+    return int(reply) if isinstance(reply, bytes) and reply.isdigit() and len(reply) < DIGITS else 0
 
 
 def _lanes(stream: str, groups: Iterable[bytes]) -> Iterator[tuple[bytes, LaneKeys]]:
