@@ -160,8 +160,8 @@ SCRIPT_MUTATIONS = [
         "I1",
         "bridge/leader/stream/retention.py",
         "test_held_back::test_an_entry_that_was_acknowledged_by_hand_stays",
-        "leaving = [id_ for id_ in found or () if id_ not in self._dead]",
-        "leaving = found or []",
+        "[id_ for id_ in found if id_ not in self._dead])",
+        "found)",
     ),
     _script(
         "an entry leaves although an unknown subscription needs it",
