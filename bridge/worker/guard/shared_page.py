@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -300,6 +300,13 @@ class SharedPage:
                 numbers[at + _FENCE] = 0
                 return fence, bool(numbers[at + _ASKED])
         return 0, False
+
+    def gone_with(self, fences: Set[int]) -> int:
+        """The pid of a dead pool process that was running one of ``fences``; 0: there is none."""
+        for row in self.rows():
+            if row.fence in fences and gone(row.pid, row.started):
+                return row.pid
+        return 0
 
     def running_fences(self) -> set[int]:
         """The fences of all rows: they run now, or ran when their process ended."""

@@ -87,13 +87,15 @@ class Members:
 
     def look_again(self, own_queues: frozenset[str]) -> None:
         """Looks again which tasks the worker can run, and how many: an operator may have changed its queues or a rate
-        limit, and pool processes may hang. Called every second on Celery's own thread.
+        limit, and pool processes may hang, or may have ended with messages that Celery has forgotten. Called every
+        second on Celery's own thread.
         """
         if self._slots is not None:
             self._slots.look_at_starts()
         conditions = conditions_of(self.app, own_queues)
         for member in self._members:
             member.refresh_tasks(conditions)
+            member.open.report_cut_off()
 
     def leave(self, streams: frozenset[str]) -> None:
         """Lets the worker leave the lanes of these streams soon: it has no messages of them."""

@@ -1,5 +1,8 @@
 """The unfinished requests of one lane in a worker's main process, and which of them are given back.
 
+After a lost connection Celery has forgotten requests that a pool process may have. It does not notice then that this
+process ends, nor does it say what becomes of them: see `OpenRequests.report_cut_off`.
+
 Contract for what is given back: a message goes back only if no pool process can start it any more. For that, a recall
 is written to the shared page first, and the fences that run are read a while after: `OpenRequests.give_back_unstarted`.
 """
@@ -20,6 +23,8 @@ logger = get_logger(__name__)
 DROPPED_AFTER_S = 1.0
 #: Seconds between a recall and the check which of the recalled messages run: see `give_back_unstarted`.
 RECALL_S = 0.1
+#: Within this many seconds after the end of a pool process Celery reports a request that it remembers (it takes 10).
+REPORTED_AFTER_S = 15.0
 
 
 class OpenRequests:
@@ -36,6 +41,10 @@ class OpenRequests:
         #: First fence -> request, of those that Celery may have dropped with a lost connection; and when (monotonic).
         self._dropped: dict[int, Any] = {}
         self._dropped_at = 0.0
+        #: First fence -> request, of those that Celery may have forgotten; and when their process was first seen to
+        #: have ended (monotonic).
+        self._forgotten: dict[int, Any] = {}
+        self._gone_at: dict[int, float] = {}
 
     def add(self, request: Any) -> None:
         """Notes a request that will go to the pool next."""
@@ -53,13 +62,14 @@ class OpenRequests:
 
     def in_doubt(self, request: Any) -> None:
         """Notes a request that the pool may have or not, since the pool failed: see `give_back_dropped`."""
-        self._dropped[request.first_fence] = request
+        self._dropped[request.first_fence] = self._forgotten[request.first_fence] = request
         self._dropped_at = time.monotonic()
 
     def connection_lost(self) -> None:
         """Celery lost its connection. It then empties the pool's queue, since a broker would deliver again."""
         self._dropped = dict(self.unaccepted)
         self._dropped_at = time.monotonic()
+        self._forgotten = dict(self.all)
 
     def recall(self, newest: int) -> None:
         """Gives back the messages up to the fence ``newest`` that have not started."""
@@ -109,3 +119,20 @@ class OpenRequests:
                 request.give_back()
             if fence not in self.unaccepted:
                 del self._dropped[fence]
+
+    def report_cut_off(self) -> None:
+        """Reports the requests whose pool process has ended, where Celery has forgotten them.
+
+        Called every second on Celery's own thread. Without it such a message would count as running until the worker
+        ends: the row of the dead process still has its fence.
+        """
+        now = time.monotonic()
+        for fence, request in list(self._forgotten.items()):
+            if fence not in self.all:
+                del self._forgotten[fence]
+                self._gone_at.pop(fence, None)
+            elif pid := self._shared.gone_with(request.fences()):
+                # Celery may remember a request that a process has accepted.
+                patience_s = 0.0 if fence in self.unaccepted else REPORTED_AFTER_S
+                if now - self._gone_at.setdefault(fence, now) >= patience_s:
+                    request.cut_off(pid)

@@ -23,7 +23,7 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from billiard.common import TERM_SIGNAME, human_status
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import WorkerLostError
 from celery import signals
 from celery.app.task import Context
@@ -146,6 +146,16 @@ class BridgeRequest(_Base):
         self.member.write(self._request_dict[HEADER_INCARNATION], outcomes)
 
     # -- messages that the pool could not run to their end -------------------------------------------------------------
+
+    def cut_off(self, pid: int) -> None:
+        """Its pool process ``pid`` has ended, and Celery does not know that it had this request."""
+        if self._outcomes_reported or self._finished:
+            return
+        self.worker_pid = pid
+        try:
+            raise WorkerLostError(f"Worker exited prematurely: pid {pid}, after a lost connection.")
+        except WorkerLostError:
+            self.on_failure(ExceptionInfo())
 
     def lost(self, kind: Kind, exc: BaseException) -> None:
         """The pool could not run this request to its end. Reports that to Celery, and writes the outcomes."""
