@@ -1,7 +1,8 @@
 """The unfinished requests of one lane in a worker's main process, and which of them are given back.
 
-After a lost connection Celery has forgotten requests that a pool process may have. It does not notice then that this
-process ends, nor does it say what becomes of them: see `OpenRequests.report_cut_off`.
+After a lost connection Celery has forgotten the requests that no pool process had accepted (5.6.0 to 5.6.2: also those
+that one had). A process may have one in its pipe, or run it. If it ends then, Celery does not notice that this request
+ends with it: see `OpenRequests.report_cut_off`.
 
 Contract for what is given back: a message goes back only if no pool process can start it any more. For that, a recall
 is written to the shared page first, and the fences that run are read a while after: `OpenRequests.give_back_unstarted`.
