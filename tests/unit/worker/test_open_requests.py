@@ -70,9 +70,10 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(bridge.worker.main.open_requests, "time", clock)
-    return clock
+    made: Any = SimpleNamespace(now=100.0)
+    made.monotonic = lambda: made.now
+    monkeypatch.setattr(bridge.worker.main.open_requests, "time", made)
+    return made
 
 
 def test_a_request_that_no_process_had_accepted_is_reported_at_once(pool: Pool, clock: Any) -> None:
