@@ -236,9 +236,12 @@ def _close(number: int) -> None:
         return
 
 
-def stand_alone(request: dict[str, Any], streams: list[int]) -> Program:
-    """Gives this fork a session, and the streams and the folder of a program. Returns what the fork becomes."""
+def stand_alone(request: dict[str, Any], streams: list[int], tell: int) -> Program:
+    """Gives this fork a session, and the streams and the folder of a program. Returns what the fork becomes. ``tell``:
+    is closed when it has its session.
+    """
     os.setsid()
+    os.close(tell)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     for stream in streams:
@@ -258,12 +261,17 @@ def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
             _, status = os.waitpid(request["reap"], 0)
             control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
             continue
+        told, tell = os.pipe()
         pid = fork()
         if pid == 0:
             control.close()
-            return stand_alone(request, streams)
-        for stream in streams:
+            os.close(told)
+            return stand_alone(request, streams, tell)
+        for stream in (*streams, tell):
             os.close(stream)
+        # As `Popen` waits for an exec: whoever asked may send a signal to the group of the fork at once.
+        os.read(told, 1)
+        os.close(told)
         control.send(json.dumps(pid).encode())
 
 

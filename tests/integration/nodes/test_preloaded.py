@@ -204,6 +204,15 @@ def test_what_the_tests_start_is_forked(nodes: NodeYard) -> None:
     assert not preloaded.can_fork(node.command, {**node.environment(), "UNKNOWN": "1"})
 
 
+def test_a_fork_leads_its_process_group_when_it_is_there() -> None:
+    with Path(os.devnull).open("r+b") as nothing:
+        for _ in range(20):
+            streams = (nothing.fileno(),) * 3
+            process = preloaded.start(python_module("bridge"), cwd=ROOT, env=dict(os.environ), streams=streams)
+            os.killpg(process.pid, signal.SIGKILL)
+            assert process.wait(30) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("arguments", "change"),
     [
