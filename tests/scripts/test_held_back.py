@@ -119,6 +119,21 @@ def test_an_entry_that_was_acknowledged_by_hand_stays(find: Callable[[Two], None
     assert two.remove() == [two.ids[2], two.ids[5]]
 
 
+def test_a_pass_compares_nothing_for_what_is_held_back_already(two: Two, clock: Clock) -> None:
+    compared: list[bool] = []
+
+    def agrees() -> bool:
+        compared.append(True)
+        return True
+
+    two.retention = keeper(two.world, agrees=agrees)
+    two.acknowledge(two.ids)
+    by_pass(two)
+    clock.now_s += AGAIN_S
+    by_pass(two)
+    assert len(compared) == 1
+
+
 def test_each_lane_is_waited_for(two: Two, clock: Clock) -> None:
     world = two.world
     third = LaneKeys(world.keys.stream, THIRD)

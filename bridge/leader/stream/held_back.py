@@ -97,6 +97,10 @@ class HeldBack:
         """How many entries need not be held back any more."""
         return len(self._free)
 
+    def has(self, id_: str) -> bool:
+        """Whether the entry is held back."""
+        return id_ in self._ids
+
     def hold(self, ids: Sequence[str]) -> Sequence[str]:
         """Holds back those of ``ids``, which were found just now, that must be. Returns the others."""
         if not self._lanes:

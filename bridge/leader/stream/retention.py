@@ -281,7 +281,7 @@ class Retention:
             # Letters are read after the entries: a dead entry has its letter by now.
             if not self._know_letters(found.groups, until):
                 return
-            if ids := [id_ for id_ in found.ids if id_ not in self._dead]:
+            if ids := [id_ for id_ in found.ids if id_ not in self._dead and not self._held.has(id_)]:
                 if not self._agrees():
                     return
                 self._slice_at = started + SOON_S
