@@ -140,14 +140,30 @@ def _recorded(task: Any, ticket_id: str, payload: Any) -> None:
         raise ValueError(f"attempt {attempt} of ticket {ticket_id} goes wrong")
 
 
+#: Adds a trace (id, place, fence), unless there is one of the same message with a newer fence.
+_TRACE = """
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
+  local found = {}
+  for i = 1, #entry[2], 2 do
+    found[entry[2][i]] = entry[2][i + 1]
+  end
+  if found['id'] == ARGV[1] and tonumber(found['fence']) > tonumber(ARGV[3]) then
+    return
+  end
+end
+redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'n', ARGV[2], 'fence', ARGV[3], 'stored', 1)
+"""
+
+
 def _leave_a_trace(task: Any, payload: Any) -> None:
     """What the success of a message would leave, for one that is dropped: its effects are not applied. An attempt that
-    was cut off after this comes again: the later trace counts, as with what an HTTP consumer stores.
+    was cut off after this comes again: the later trace counts, as with what an HTTP consumer stores. An earlier attempt
+    may come after it, in a pool that cannot end its tasks. The fence refuses its effects, and so its trace.
     """
     id_ = id_of(task.ticket.message_id, payload)
-    trace: Any = {"id": id_, "n": place_of(payload), "fence": task.ticket.fence, "stored": 1}
     with Redis.from_url(os.environ["CELERY_BROKER_URL"]) as server:
-        server.xadd(EFFECTS + name_of(task.ticket), trace)
+        arguments = (EFFECTS + name_of(task.ticket), id_, place_of(payload), task.ticket.fence)
+        server.eval(_TRACE, 1, *arguments)
 
 
 def _end_worker(*, watcher_first: bool) -> None:
