@@ -269,7 +269,7 @@ def serve(control: socket.socket, fork: Callable[[], int]) -> Program:
             return stand_alone(request, streams, tell)
         for stream in (*streams, tell):
             os.close(stream)
-        # As `Popen` waits for an exec: whoever asked may send a signal to the group of the fork at once.
+        # As `Popen` waits for an exec: a signal to the process group of the fork may be the next thing.
         os.read(told, 1)
         os.close(told)
         control.send(json.dumps(pid).encode())
