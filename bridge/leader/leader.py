@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 #: Seconds without work after which a lane may rest.
 REST_S = 5.0
-#: Longest time for a pass of a lane at rest through its stream, in seconds.
-PASS_S = 0.02
 #: Seconds between two checks of the leases, and of everything else that is checked at intervals.
 LEASE_CHECK_S = 1.0
 #: After a check, messages have the loop for at least this many times the time that the check took. A check waits for
@@ -267,21 +265,12 @@ class Leader:
             if not check and self.lease_watch.look_at > time.monotonic():
                 return True
             self._check()
-            if check:
-                self._pass()
+            if check and self.manual_changes.agreed:
+                self._retention.sweep_quickly()
             # The entries were read just now.
             self._more = False
             self.lease_watch.look_at = float("inf")
             return self._is_at_rest and (not check or self._retention.passed)
-
-    def _pass(self) -> None:
-        """Looks for done entries in the whole stream, if that is quick."""
-        now = time.monotonic()
-        until = now + PASS_S
-        due = self.manual_changes.agreed and now >= self._retention.sweep_at
-        while due and now < until:
-            self._retention.sweep()
-            due, now = not self._retention.passed, time.monotonic()
 
     def _turn_in_chain(self) -> AbstractContextManager[None]:
         """The turn of this lane in its chain. A lane whose stream has no other versions need not wait for one."""
@@ -314,6 +303,11 @@ class Leader:
             self.lease_watch.spare_leases()
         self._queues.know_server(uptime_s)
 
+    @property
+    def _sweep_at(self) -> float:
+        """When the pass through the stream goes on (monotonic seconds). Only while the pending list agrees."""
+        return self._retention.sweep_at if self.manual_changes.agreed else float("inf")
+
     def _turn(self) -> None:
         lane = self.lane
         block_ms = int(BLOCK_S * 1000)
@@ -331,13 +325,11 @@ class Leader:
             read_to = id_text(lane.read_to)
             self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._term.keys.stream, read_to)
         now_ms = lane.now_ms()
-        timeout = max(0.0, min(BLOCK_S, self.lease_watch.look_at - time.monotonic()))
+        timeout = max(0.0, min(BLOCK_S, min(self.lease_watch.look_at, self._sweep_at) - time.monotonic()))
         skips = lag.excess > 0 and not lane.behind
         waits = skips or self._planner.left_some or self._backoffs_over.waits or self._refill.waits
         if waits or lane.behind or (wants_entries and self._more):
             timeout = 0.0
-        if self.manual_changes.agreed:
-            timeout = max(0.0, min(timeout, self._retention.sweep_at - time.monotonic()))
         if pause > 0:
             timeout = min(timeout, pause)
         if read_pause > 0:
@@ -398,7 +390,7 @@ class Leader:
                 self.lease_watch.look()
             else:
                 self._check()
-        if self.manual_changes.agreed and time.monotonic() >= self._retention.sweep_at:
+        if time.monotonic() >= self._sweep_at:
             self._retention.sweep(briefly=lane.fresh.are_few)
         if lane.behind:
             self._rebuild.read_on()

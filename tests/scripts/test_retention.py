@@ -355,8 +355,10 @@ def test_entries_stay_a_while_after_a_group_of_another_lane_is_gone(
     retention.settled(WRITTEN, Batch(acknowledged=ids))
     getattr(retention, first)()
     for _ in range(3):
+        clock.now_s += 4.9
         retention.remove()
         retention.sweep()
+        assert retention.sweep_at > clock.now_s, "it would be called again and again"
     # Then the entry is there until the group was made again, or for a while
     assert left(fresh) == ids
     if comes_back:

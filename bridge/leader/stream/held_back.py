@@ -80,13 +80,14 @@ class HeldBack:
         """Takes in which other groups the stream has. With other ones, what was found is to be found again."""
         if groups == self._groups:
             return
+        # Set last: when the question is refused, or gets no answer, it is asked again.
+        self._counts(groups)
         self._groups = groups
         self._ids.clear()
         self._found.clear()
         self._noted.clear()
         self._free.clear()
         self._look_at = 0.0
-        self._counts()
 
     @property
     def _interval_s(self) -> float:
@@ -118,7 +119,7 @@ class HeldBack:
         if not self._ids or now < self._look_at:
             return
         self._look_at = now + self._interval_s
-        counts = self._counts()
+        counts = self._counts(self._groups)
         for noted in self._noted:
             for lane, count in counts.items():
                 # The key was deleted, or the group has become a lane: the count begins again.
@@ -136,9 +137,9 @@ class HeldBack:
         self._ids.difference_update(ids)
         return sorted(ids, key=id_key)
 
-    def _counts(self) -> dict[bytes, int]:
-        """Lane -> how many comparisons its leaders have counted. Also finds out which groups are lanes."""
-        known = list(_lanes(self._term.keys.stream, self._groups))
+    def _counts(self, groups: frozenset[bytes]) -> dict[bytes, int]:
+        """Lane -> how many comparisons its leaders have counted. Also finds out which of ``groups`` are lanes."""
+        known = list(_lanes(self._term.keys.stream, groups))
         with self._term.redis.pipeline(transaction=False) as pipe:
             for _, keys in known:
                 pipe.get(keys.agreed)

@@ -72,6 +72,8 @@ SHORT_SLICE_S = 0.0005
 #: Seconds between two slices, and after one that found something: there may be more, as fast as messages come.
 PAUSE_S = 0.25
 SOON_S = 0.05
+#: Longest time for the pass of a lane at rest, which has no messages, in seconds.
+PASS_S = 0.02
 #: Seconds between two passes through the stream.
 AGAIN_S = 15.0
 #: Seconds without a removal after a group of the stream is gone: three looks of a lane that sleeps at its own group.
@@ -129,7 +131,8 @@ class Retention:
         """When `sweep` is to be called next (monotonic seconds)."""
         if self._keep_s is None:
             return float("inf")
-        return self._again_at if self._ended and not self._held.free else self._slice_at
+        # Never before the next slice: it may be that none can be made now.
+        return max(self._slice_at, self._again_at) if self._ended and not self._held.free else self._slice_at
 
     @property
     def passed(self) -> bool:
@@ -165,7 +168,8 @@ class Retention:
 
     def remove(self) -> None:
         """Removes the collected ids that all groups are done with, and some that were held back."""
-        if time.monotonic() < self._held_until:
+        # After a refusal a pass finds out whether this master may ask again.
+        if self._refused or time.monotonic() < self._held_until:
             return
         with self._asking():
             self._remove()
@@ -227,6 +231,15 @@ class Retention:
             return
         with self._asking():
             self._sweep(started, briefly=briefly)
+
+    def sweep_quickly(self) -> None:
+        """Continues the pass, or begins the next one, until it has ended or `PASS_S` are over. For a lane at rest."""
+        now = time.monotonic()
+        until = now + PASS_S
+        due = now >= self.sweep_at
+        while due and now < until:
+            self.sweep()
+            due, now = not self.passed, time.monotonic()
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
