@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -301,12 +301,12 @@ class SharedPage:
                 return fence, bool(numbers[at + _ASKED])
         return 0, False
 
-    def gone_with(self, fences: Set[int]) -> int:
-        """The pid of a dead pool process that was running one of ``fences``; 0: there is none."""
-        for row in self.rows():
-            if row.fence in fences and gone(row.pid, row.started):
-                return row.pid
-        return 0
+    def left_running(self) -> dict[int, int]:
+        """Fence -> pid, of each dead pool process that was running one when it ended."""
+        main, _ = self.main
+        # What runs in the main process needs no look: it is alive.
+        rows = (row for row in self.rows() if row.fence and row.pid != main)
+        return {row.fence: row.pid for row in rows if gone(row.pid, row.started)}
 
     def running_fences(self) -> set[int]:
         """The fences of all rows: they run now, or ran when their process ended."""

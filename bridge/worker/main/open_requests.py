@@ -127,13 +127,18 @@ class OpenRequests:
         Called every second on Celery's own thread. Without it such a message would count as running until the worker
         ends: the row of the dead process still has its fence.
         """
+        for fence in self._forgotten.keys() - self.all.keys():
+            del self._forgotten[fence]
+            self._gone_at.pop(fence, None)
+        left = self._shared.left_running() if self._forgotten else {}
+        if not left:
+            return
         now = time.monotonic()
         for fence, request in list(self._forgotten.items()):
-            if fence not in self.all:
-                del self._forgotten[fence]
-                self._gone_at.pop(fence, None)
-            elif pid := self._shared.gone_with(request.fences()):
-                # Celery may remember a request that a process has accepted.
-                patience_s = 0.0 if fence in self.unaccepted else REPORTED_AFTER_S
-                if now - self._gone_at.setdefault(fence, now) >= patience_s:
-                    request.cut_off(pid)
+            pid = next((left[one] for one in request.fences() if one in left), None)
+            if pid is None:
+                continue
+            # Celery may remember a request that a process has accepted.
+            patience_s = 0.0 if fence in self.unaccepted else REPORTED_AFTER_S
+            if now - self._gone_at.setdefault(fence, now) >= patience_s:
+                request.cut_off(pid)

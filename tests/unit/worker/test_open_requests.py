@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import bridge.worker.main.open_requests
-from bridge.worker.guard.shared_page import SharedPage
+from bridge.worker.guard.shared_page import Row, SharedPage
 from bridge.worker.main.open_requests import REPORTED_AFTER_S, OpenRequests
 
 
@@ -107,6 +107,25 @@ def test_celery_reports_first_what_a_process_had_accepted(pool: Pool, clock: Any
     clock.now += 1
     open_.report_cut_off()
     assert (told.gone, untold.gone) == ([], [dead[1]])
+
+
+def test_one_look_at_the_rows_serves_all_requests(pool: Pool, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of greenlets may have a thousand of each, and Celery's loop waits."""
+    open_ = OpenRequests(pool.page)
+    for first in range(10, 2010, 2):
+        Request(open_, first)
+        pool.page.note_running(pool.page.take_row(), first)
+    open_.connection_lost()
+    looks: list[int] = []
+    rows = pool.page.rows
+
+    def counted() -> Iterator[Row]:
+        looks.append(1)
+        return rows()
+
+    monkeypatch.setattr(pool.page, "rows", counted)
+    open_.report_cut_off()
+    assert len(looks) == 1
 
 
 def test_without_a_lost_connection_celery_knows_all(pool: Pool, clock: Any) -> None:
