@@ -71,7 +71,7 @@ SLICE_S = 0.002
 SHORT_SLICE_S = 0.0005
 #: Seconds between two slices, and after one that found something: there may be more, as fast as messages come.
 PAUSE_S = 0.25
-SOON_S = 0.05
+SOON_S = 0.02
 #: Longest time for the pass of a lane at rest, which has no messages, in seconds.
 PASS_S = 0.02
 #: Seconds between two passes through the stream.
