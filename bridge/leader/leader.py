@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bridge.leader.picture.chain import Place
     from bridge.leader.step.dropped_versions import DroppedVersions
     from bridge.link.server_clock import ServerClock
+    from bridge.routing.keys import LaneKeys
     from bridge.routing.transitions import Leadership
 
 #: Seconds without work after which a lane may rest.
@@ -52,14 +53,16 @@ CHECK_REST = 3
 class SleepingPlace(NamedTuple):
     """How a lane was left when it went to rest."""
 
-    stream: str
+    leadership: Leadership
     read_to: str
-    outcomes: str
     last_outcome: str
-    group: str
     #: Number of entries that are pending in the group: those of parked tickets.
     pending: int
-    leadership: Leadership
+
+    @property
+    def keys(self) -> LaneKeys:
+        """The keys of the lane."""
+        return self.leadership.keys
 
 
 class Leader:
@@ -229,17 +232,8 @@ class Leader:
     @property
     def sleeping_place(self) -> SleepingPlace:
         """What must not change while the lane is at rest without a look at it."""
-        keys = self._term.keys
-        read_to = id_text(self.lane.read_to)
-        return SleepingPlace(
-            keys.stream,
-            read_to,
-            keys.outcomes,
-            self._steps.last_outcome,
-            keys.group,
-            self._pending.expected,
-            self._term.leadership,
-        )
+        read_to, last_outcome = id_text(self.lane.read_to), self._steps.last_outcome
+        return SleepingPlace(self._term.leadership, read_to, last_outcome, self._pending.expected)
 
     @property
     def due_in_s(self) -> float | None:

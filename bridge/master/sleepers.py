@@ -236,7 +236,7 @@ class Sleepers:
         """The blocking read. Where several lanes have one stream, it begins at the lane that has read least."""
         since: dict[str, str] = {}
         for place in self._places.values():
-            for key, id_ in ((place.stream, place.read_to), (place.outcomes, place.last_outcome)):
+            for key, id_ in ((place.keys.stream, place.read_to), (place.keys.outcomes, place.last_outcome)):
                 known = since.get(key)
                 since[key] = id_ if known is None or id_key(id_) < id_key(known) else known
         return ("XREAD", "COUNT", 1, "BLOCK", int(BLOCK_S * 1000), "STREAMS", *since, *since.values())
@@ -248,15 +248,15 @@ class Sleepers:
         return [
             lane
             for lane, place in self._places.items()
-            if found.get(place.stream, none) > id_key(place.read_to)
-            or found.get(place.outcomes, none) > id_key(place.last_outcome)
+            if found.get(place.keys.stream, none) > id_key(place.read_to)
+            or found.get(place.keys.outcomes, none) > id_key(place.last_outcome)
         ]
 
     def _changed(self) -> list[Sleeper]:
         """The lanes whose group was changed since they fell asleep."""
         lanes: dict[str, list[Sleeper]] = defaultdict(list)
         for lane, place in self._places.items():
-            lanes[place.stream].append(lane)
+            lanes[place.keys.stream].append(lane)
         with with_raw_replies(self._redis.pipeline(transaction=False)) as pipe:
             for stream in lanes:
                 pipe.execute_command("XINFO", "GROUPS", stream)
@@ -270,7 +270,7 @@ class Sleepers:
                 groups = {}
             for lane in lanes[stream]:
                 place = self._places[lane]
-                group = groups.get(place.group.encode())
+                group = groups.get(place.keys.group.encode())
                 if group is None or group.pending != place.pending or id_key(group.read_to) != id_key(place.read_to):
                     changed.append(lane)
                 elif len(groups) > 1:

@@ -627,8 +627,8 @@ MUTATIONS = [
         (
             Edit(
                 "bridge/master/sleepers.py",
-                "in ((place.stream, place.read_to), (place.outcomes, place.last_outcome)):",
-                "in ((place.outcomes, place.last_outcome),):",
+                "in ((place.keys.stream, place.read_to), (place.keys.outcomes, place.last_outcome)):",
+                "in ((place.keys.outcomes, place.last_outcome),):",
             ),
         ),
         long=True,
