@@ -174,8 +174,8 @@ class LaneKeys:
     @cached_property
     def agreed(self) -> str:
         """String, an integer: how many times the leader found that the pending list agrees with its picture, while the
-        stream has other groups. Leaders of other lanes wait for it before they remove an entry. Without it a group is
-        no lane. Each leader makes it at its start.
+        stream has other groups. Leaders of other lanes wait for it before they remove an entry. Each leader makes the
+        key at its start: a group without it belongs to another program.
         """
         return f"{self.prefix}:agreed"
 

@@ -243,7 +243,7 @@ class Retention:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """A block that asks about other lanes. Their keys may be those of another app."""
+        """For what asks about other lanes. Their keys may belong to another app, so the server may refuse that."""
         try:
             yield
             self._refused = False
