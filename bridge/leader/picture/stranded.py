@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from bridge.leader.picture.pieces import Ticket
 
 
+#: So many rows of tickets that do not wait any more are kept at least.
+ROWS = 100
+
+
 class Waiting:
     """The tickets that wait for a consumer that can run one task."""
 
@@ -32,19 +36,30 @@ class Waiting:
         self.waited_s = waited_s
         #: Ticket -> value of the clock when its message began to wait.
         self.tickets: dict[Ticket, float] = {}
+        #: A ticket that was stranded again has more than one row. Only the one with its number in `_numbers` counts.
         self._oldest: list[tuple[float, int, Ticket]] = []
+        self._numbers: dict[Ticket, int] = {}
         self._sequence = 0
 
     def add(self, ticket: Ticket, began_s: float) -> None:
         self.tickets[ticket] = began_s
         self._sequence += 1
+        self._numbers[ticket] = self._sequence
         heapq.heappush(self._oldest, (began_s, self._sequence, ticket))
+
+    def remove(self, ticket: Ticket) -> None:
+        """The ticket does not wait any more."""
+        del self.tickets[ticket], self._numbers[ticket]
+        if len(self._oldest) > 2 * len(self.tickets) + ROWS:
+            # A ticket may be stranded and freed very often, as the trials of a breaker are.
+            self._oldest = [row for row in self._oldest if self._numbers.get(row[2]) == row[1]]
+            heapq.heapify(self._oldest)
 
     def longest(self) -> tuple[Ticket, float] | None:
         """The ticket that has waited longest, and for how many seconds."""
         while self._oldest:
-            began_s, _, ticket = self._oldest[0]
-            if self.tickets.get(ticket) == began_s:
+            began_s, number, ticket = self._oldest[0]
+            if self._numbers.get(ticket) == number:
                 return ticket, self.waited_s - began_s
             heapq.heappop(self._oldest)
         return None
@@ -96,8 +111,10 @@ class Stranded:
                     lane.end_solitude(consumer)
         lane.let_go(ticket)
         lane.spilled.discard(ticket)
-        # The message has waited since it entered the stream, but at most for the time that its task had no consumer.
-        age_s = max(0.0, (now_ms - id_key(message.id)[0]) / 1000)
+        # The message has waited since it entered the stream or was due, but at most for the time that its task had no
+        # consumer.
+        due_ms = 0 if message.options is None else message.options.due_ms
+        age_s = max(0.0, (now_ms - max(id_key(message.id)[0], due_ms)) / 1000)
         waiting.add(ticket, waiting.waited_s - min(waiting.waited_s, age_s))
 
     def free(self, ticket: Ticket) -> None:
@@ -111,8 +128,7 @@ class Stranded:
         if not task:
             return False
         ticket.waiting_known = 0
-        waiting = self.waiting[task]
-        del waiting.tickets[ticket]
+        self.waiting[task].remove(ticket)
         return True
 
     def fit(self) -> None:

@@ -14,6 +14,8 @@ from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
 from bridge.protocol.registration import Registrations
 from bridge.protocol.unserved import read_note
+from bridge.routing.batch import Batch
+from bridge.routing.messages import Message
 from tests.unit.leader.lane_world import LaneWorld
 
 
@@ -112,6 +114,82 @@ def test_messages_that_are_given_up_together_are_counted_once(monkeypatch: pytes
     assert len(world.store.dead) == 300
     # Then the messages of a task were counted for the reason, and for the note, and not for each message
     assert len(counted) <= 4
+
+
+class Looks:
+    """A lane whose consumer can run ``short`` alone, and the looks of its leader at the messages that wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr(under_test, "note_tasks", Notes().note)
+        self._s = 1000.0
+        monkeypatch.setattr(under_test, "time", SimpleNamespace(monotonic=lambda: self._s))
+        self.world = world = LaneWorld(page=100, window=1000, **settings)
+        world.join("w1@h", 2, frozenset({"short"}))
+        parts = (cast("Any", world), world.settling, world.breakers, Registrations(), world.refill)
+        self._tasks = UnknownTasks(replace(world.term, redis=Notes()), world.lane, *parts)
+
+    def look(self, passed_s: float = 0.0) -> list[str]:
+        """Looks each second until so many have passed. Returns the ids of the messages that are dead then."""
+        for _ in range(int(passed_s) + 1):
+            self._tasks.look()
+            self._s += 1
+            self.world.now += 1000
+            self.world.read()
+        return list(self.world.store.dead)
+
+
+def test_a_ticket_that_was_stranded_twice_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a message that waits, and an older one of its ticket that is replayed
+    looks = Looks(monkeypatch, unknown_after=10.0)
+    world = looks.world
+    [dead] = world.push("T", "long")
+    world.read()
+    looks.look(20)
+    assert list(world.store.dead) == [dead]
+    [waiting] = world.push("T", "long")
+    world.push("other", "long")
+    world.read()
+    batch = Batch()
+    batch.given_back.append(dead)
+    batch.replayed.append(dead)
+    world.lane.replay(Message(dead, "T", "long", b"1"), batch)
+    world.advance(batch)
+    # When both have waited long enough, then each is dead, in its order
+    looks.look(30)
+    assert [id_ for id_ in world.store.dead if id_ in (dead, waiting)] == [dead, waiting]
+    assert not world.lane.tickets
+
+
+def test_a_breakers_trials_leave_nothing_in_the_order_of_those_that_wait() -> None:
+    waiting = Waiting(0)
+    tickets = [Ticket(f"T{n}") for n in range(10)]
+    for n in range(10_000):
+        ticket = tickets[n % 10]
+        if ticket in waiting.tickets:
+            waiting.remove(ticket)
+        waiting.add(ticket, 0.0)
+    assert len(waiting._oldest) < 200
+    found = []
+    while (longest := waiting.longest()) is not None:
+        found.append(longest[0])
+        waiting.drop_longest()
+    assert sorted(found, key=tickets.index) == tickets
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_message_has_not_waited_before_it_was_due(monkeypatch: pytest.MonkeyPatch, *, hold: bool) -> None:
+    # Given a message that is due in a minute, and others that wait for its task for so long that they are dead
+    looks = Looks(monkeypatch, unknown_after=20.0, clocked=True)
+    world = looks.world
+    delayed = world.push_delayed("T", world.now + 60_000, hold=hold, task="long")
+    # 75 s: it was due 15 s ago
+    for n in range(75):
+        world.push(f"other {n}", "long")
+        looks.look()
+    assert world.store.dead
+    assert delayed not in world.store.dead
+    # When it has waited itself, then it is dead, too
+    assert delayed in looks.look(20)
 
 
 def test_a_note_logs_few_of_many_tasks_by_name(
