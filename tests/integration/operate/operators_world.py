@@ -15,6 +15,7 @@ from typing import Any
 from click.testing import Result
 
 from bridge.master.process import Master
+from bridge.routing.ids import LAST_SEQUENCE
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import WaitTimeout, wait_until
 from tests.commands import CommandLine
@@ -59,11 +60,11 @@ class Pushed:
     broken: bool = False
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Its place in the order of its ticket."""
+    def place(self) -> tuple[int, ...]:
+        """Its place in the order of its ticket. What is due in one millisecond goes in the order of the ids."""
         ms, _, sequence = self.id.partition("@")[0].partition("-")
         if self.mode == "overtake" and self.due_ms and not self.replayed:
-            return max(self.due_ms, int(ms)), int(sequence)
+            return max(self.due_ms, int(ms)), LAST_SEQUENCE + 1, int(ms), int(sequence)
         return int(ms), int(sequence)
 
     def is_delayed(self, now_ms: int) -> bool:
