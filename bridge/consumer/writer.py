@@ -4,6 +4,10 @@ Each process has its own connections, as many as it has concurrent writers. Whil
 again until the lease ends. Until then no other worker may have the tickets, so waiting loses nothing. After that the
 outcome is void.
 
+A server that refuses an outcome (a permission was taken away, somebody put another type under a key of the lane) is
+asked again for one lease: if it takes the outcome by then, nothing runs twice. It refuses the whole call then. An
+effect that it refuses is a failure of its message.
+
 A full server (OOM) refuses the XADD. Then the outcome is written by a script that a full server accepts. The outcome
 leads to an acknowledgement, and an acknowledgement frees memory. The XADD makes no stream: it may come late to a lane
 that was deleted. Where there is no stream, the script looks whether there shall be one.
@@ -22,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from bridge.link.connections import Wire, client, is_full, is_outage
+from bridge.link.connections import Wire, client, error_code, is_full, is_outage
+from bridge.link.failures import missing_permission
 from bridge.link.outage import Outage
 from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
@@ -41,6 +46,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 #: Timeout of one write, in seconds. Then it is tried again on a new connection.
 TIMEOUT_S = 2.0
+#: Seconds between two tries while the server refuses an outcome.
+REFUSED_RETRY_S = 0.25
 
 
 def has_no_file_descriptor(exc: BaseException | None) -> bool:
@@ -55,6 +62,11 @@ def has_no_file_descriptor(exc: BaseException | None) -> bool:
     return False
 
 
+def is_refusal(exc: Exception) -> bool:
+    """Whether the server refuses every outcome until somebody mends what is wrong there."""
+    return missing_permission(exc) is not None or error_code(exc) == "WRONGTYPE"
+
+
 class OutcomeWriter:
     """Writes outcomes of one process, from any of its threads.
 
@@ -66,6 +78,7 @@ class OutcomeWriter:
         """``layout``: what the lane's stream belongs to; None: it is a whole stream."""
         self._url = url
         self._keys = lane.keys
+        self._lease_s = lane.lease
         self._layout = layout
         self._deadline = deadline
         self._pid = os.getpid()
@@ -75,11 +88,14 @@ class OutcomeWriter:
         self._known_head = ("", b"")
         self._outage = Outage(logger, "trying to write an outcome until the lease ends")
 
-    def write(self, incarnation: str, outcomes: Sequence[Outcome]) -> bool:
-        """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void."""
-        return self.begin_write(incarnation, outcomes).end()
+    def write(self, incarnation: str, outcomes: Sequence[Outcome], *, waits: bool = True) -> bool:
+        """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void.
 
-    def begin_write(self, incarnation: str, outcomes: Sequence[Outcome]) -> UnderWay:
+        ``waits``: asks again, for one lease, when the server refuses them. Raises its error after that.
+        """
+        return self.begin_write(incarnation, outcomes, waits=waits).end()
+
+    def begin_write(self, incarnation: str, outcomes: Sequence[Outcome], *, waits: bool = True) -> UnderWay:
         """Begins `write`."""
         data = b"[" + b",".join(outcome.encode() for outcome in outcomes) + b"]"
         packed = b"%b$%d\r\n%b\r\n" % (self._head(incarnation), len(data), data)
@@ -96,7 +112,7 @@ class OutcomeWriter:
             if written is None:
                 tell(self._client(), self._keys, incarnation, data, self._layout)
 
-        return UnderWay(self, incarnation, lambda wire: wire.ask_packed(packed), again)
+        return UnderWay(self, incarnation, lambda wire: wire.ask_packed(packed), again, waits=waits)
 
     def _head(self, incarnation: str) -> bytes:
         """The command (RESP) up to the outcomes. It is the same for every write of an incarnation."""
@@ -134,8 +150,11 @@ class OutcomeWriter:
 
         return replies if self._until_lease_ends(incarnation, send) else None
 
-    def _until_lease_ends(self, incarnation: str, send: Callable[[], None], failed: Exception | None = None) -> bool:
-        """Calls ``send`` until it succeeds. ``failed``: how a first try failed already."""
+    def _until_lease_ends(
+        self, incarnation: str, send: Callable[[], None], failed: Exception | None = None, *, waits: bool = False
+    ) -> bool:
+        """Calls ``send`` until it succeeds. ``failed``: how a first try failed already. ``waits``: as for `write`."""
+        refused_since: float | None = None
         while True:
             if failed is None:
                 try:
@@ -145,6 +164,18 @@ class OutcomeWriter:
                 else:
                     self._outage.over()
                     return True
+            if waits and is_refusal(failed):
+                if refused_since is None:
+                    refused_since = time.monotonic()
+                    text = "the server refuses an outcome: %s; it is written again for %g s"
+                    logger.error(text, failed, self._lease_s)
+                elif time.monotonic() - refused_since > self._lease_s:
+                    raise failed
+                failed = None
+                if not self._deadline.holds(incarnation):
+                    return False
+                time.sleep(REFUSED_RETRY_S)
+                continue
             if not is_outage(failed):
                 raise failed
             if has_no_file_descriptor(failed) and not self._deadline.in_main:
@@ -211,13 +242,22 @@ class UnderWay:
     server may have refused it, or never got it. A write that failed is sent again, as one that nobody had begun.
     """
 
-    __slots__ = ("_again", "_failed", "_incarnation", "_wire", "_writer")
+    __slots__ = ("_again", "_failed", "_incarnation", "_waits", "_wire", "_writer")
 
     def __init__(
-        self, writer: OutcomeWriter, incarnation: str, ask: Callable[[Wire], None], again: Callable[[], None]
+        self,
+        writer: OutcomeWriter,
+        incarnation: str,
+        ask: Callable[[Wire], None],
+        again: Callable[[], None],
+        *,
+        waits: bool = False,
     ) -> None:
-        """``ask``: sends the write. ``again``: sends it, and waits for its reply."""
+        """``ask``: sends the write. ``again``: sends it, and waits for its reply. ``waits``: as for
+        `OutcomeWriter.write`.
+        """
         self._writer = writer
+        self._waits = waits
         self._incarnation = incarnation
         self._again = again
         #: Why it was not sent.
@@ -269,7 +309,7 @@ class UnderWay:
         if isinstance(failed, NoScriptError) or (failed is not None and is_full(failed)):
             # The second way to send it does without the script, without memory, or without a stream.
             failed = None
-        return writer._until_lease_ends(self._incarnation, self._again, failed)
+        return writer._until_lease_ends(self._incarnation, self._again, failed, waits=self._waits)
 
     def drop(self) -> None:
         """Nobody will read the reply."""
@@ -296,7 +336,7 @@ class ApplyUnderWay(UnderWay):
             self._codes = apply(writer._client(), keys, incarnation, successes)
 
         command = application(keys, incarnation, successes)
-        super().__init__(writer, incarnation, lambda wire: wire.ask(*command), again)
+        super().__init__(writer, incarnation, lambda wire: wire.ask(*command), again, waits=True)
 
     def codes(self) -> list[tuple[ReturnCode, str]]:
         """A return code and an error for each success, by `end`. All are STALE when the lease ended first."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from billiard import get_start_method
 from celery.utils.log import get_logger
 from celery.worker import state
+from redis.exceptions import RedisError
 
 from bridge.consumer.holdings import Holdings, Taking
 from bridge.consumer.lease import Lease
@@ -163,9 +164,17 @@ class Member:
             self.holdings.drop(run.ticket, base + run.offset)
 
     def write(self, incarnation: str, outcomes: list[Outcome]) -> None:
-        """Writes outcomes from the main process. They are void when their lease is over."""
-        if outcomes and self.shared.holds(incarnation):
-            self.writer.write(incarnation, outcomes)
+        """Writes outcomes from the main process. They are void when their lease is over.
+
+        Where the server refuses them, they are void, too: this thread must not stand still. The worker does not hold
+        these runs any more, so the leader sends them again.
+        """
+        if not outcomes or not self.shared.holds(incarnation):
+            return
+        try:
+            self.writer.write(incarnation, outcomes, waits=False)
+        except RedisError as exc:
+            logger.error("the server refuses the outcomes of %d messages, which come again: %s", len(outcomes), exc)
 
     def handle_leader_request(self, headers: dict[str, Any]) -> None:
         """Handles a request of the leader, which came instead of a message."""

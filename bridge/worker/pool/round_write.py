@@ -12,6 +12,7 @@ from celery.exceptions import Retry
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
+from bridge.consumer.writer import is_refusal
 from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.errors import PayloadError
 from bridge.routing.return_codes import ReturnCode
@@ -115,6 +116,9 @@ class RoundWrite:
         try:
             return write.codes()
         except ResponseError as exc:
+            if is_refusal(exc):
+                # It is not about these effects, and none was applied.
+                raise
             if len(self._with_effects) == 1:
                 # The server refused these effects although they passed all checks. Only their message fails.
                 return [(ReturnCode.ERR, str(exc))]
@@ -125,5 +129,7 @@ class RoundWrite:
         try:
             [code] = self._writer.apply(self._incarnation, [item])
         except ResponseError as exc:
+            if is_refusal(exc):
+                raise
             return ReturnCode.ERR, str(exc)
         return code
