@@ -115,6 +115,39 @@ def test_a_running_message_is_ended_only_if_its_fence_is_meant(lane: LaneUnderTe
     assert lane.dead_letters() == []
 
 
+def test_a_bundle_that_is_revoked_before_it_starts_is_dead_with_all_its_messages(lane: LaneUnderTest) -> None:
+    scene = Scene(lane)
+    if not scene.bundled:
+        pytest.skip("there are no bundles")
+    # Given a bundle that waits behind the running message
+    names = [(f"X{ticket}", n) for n in range(5) for ticket in range(8)]
+    with lane.redis.pipeline(transaction=True) as pipe:
+        for ticket, n in names:
+            pipe.xadd(lane.keys.stream, {"ticket_id": ticket, "payload": json.dumps({"n": n}), "task": TASK})
+        ids = dict(zip(pipe.execute(), names, strict=True))
+
+    def reserved() -> list[str]:
+        replies: Any = scene.app.control.inspect([scene.worker.hostname()], limit=1).reserved() or {}
+        shown = [one["id"] for found in replies.values() for one in found]
+        return [id_ for id_ in shown if id_.startswith("bundle-") and id_.removeprefix("bundle-") in ids]
+
+    [bundle, *_] = wait_until(reserved, description="a bundle to wait in the worker")
+    # When an operator revokes what `inspect reserved` shows
+    scene.revoke([bundle])
+    # Then its messages are dead, and the others are done
+    (lane.ledger / "gate").touch()
+    lane.wait_done(40 + len(scene.ids) + len(ids))
+    letters = {letter["message_id"]: letter["error"] for letter in lane.dead_letters()}
+    assert bundle.removeprefix("bundle-") in letters
+    assert letters.keys() <= ids.keys()
+    assert all(error.startswith("Revoked") for error in letters.values())
+    for ticket in dict.fromkeys(ticket for ticket, _ in names):
+        left = [n for id_, (its, n) in ids.items() if its == ticket and id_ not in letters]
+        assert lane.log(ticket) == left
+    assert lane.count("returned") == 0
+    lane.assert_at_rest()
+
+
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_terminate_ends_the_message_that_runs_and_no_other(lane: LaneUnderTest, pool: str) -> None:
     scene = Scene(lane, f"--pool={pool}")

@@ -152,6 +152,24 @@ def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) 
     lane.wait_done(1)
 
 
+@pytest.mark.parametrize("key", ["field", "hash"])
+def test_a_worker_whose_registration_was_deleted_registers_again(lane: LaneUnderTest, key: str) -> None:
+    # Given a worker that runs a task, and no registration of it, as after a command by hand
+    worker, child = running(lane)
+    before = incarnation_of(lane, worker)
+    if key == "field":
+        lane.redis.hdel(lane.keys.consumers, worker.hostname())
+    else:
+        lane.redis.delete(lane.keys.consumers)
+    # Then it comes back as another incarnation, and what ran comes again
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    assert ended(child)
+    (lane.ledger / "gate").touch()
+    lane.push("B", {"n": 0})
+    lane.wait_done(2)
+    lane.assert_no_overlap()
+
+
 def test_a_worker_that_waits_for_its_name_stops_when_it_is_asked_to(lane: LaneUnderTest) -> None:
     name = f"w1@{socket.gethostname()}"
     older = {"incarnation": "older", "queue": lane.keys.queue(name), "slots": 1}
