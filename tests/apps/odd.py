@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import gevent
 from celery import Celery
@@ -98,6 +99,13 @@ def ends_quietly(self: Any, ticket_id: str, payload: Any) -> None:
     """The same without a result."""
     provoke(payload)
     self.ticket.effects.rpush(f"log:{ticket_id}", payload)
+
+
+@app.task(name="odd.breaks_the_clock")
+def breaks_the_clock(ticket_id: str, payload: Any) -> None:
+    """Leaves its process with a clock that raises, like a patch of a test that is never stopped."""
+    del ticket_id, payload
+    mock.patch("time.monotonic", side_effect=RuntimeError("no clock")).start()
 
 
 @app.task(name="odd.awaits")

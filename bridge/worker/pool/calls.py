@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.utils.log import get_logger
 
 from bridge.protocol.headers import first_fence
 from bridge.worker.pool import bundles
 from bridge.worker.pool.delivery import Traced, ignored
 from bridge.worker.pool.exceptions import picklable, stand_in
 from bridge.worker.pool.execute import ASKED_TO_END, CutOff, Execution
+
+logger = get_logger(__name__)
 
 #: Packages whose exceptions end a greenlet.
 GREEN = ("greenlet", "gevent", "eventlet")
@@ -25,6 +29,8 @@ CUT_OFF_WITHIN_MAIN: Traced = (0, None, 0.0)
 
 #: Queue for tickets -> the execution of its lane. Set before the pool forks. A process may have several workers.
 _executions: dict[str, Execution] = {}
+#: Whether an error outside of a task has ended a Celery message in this pool process.
+_spoiled = False
 
 
 def add(executions: Mapping[str, Execution]) -> None:
@@ -41,6 +47,7 @@ def remove(queues: Iterable[str]) -> None:
 def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a message that travelled alone. Celery's pool calls this as it calls Celery's own trace function."""
     del uuid
+    _end_if_spoiled()
     execution = _executions.get(request["delivery_info"]["routing_key"])
     if execution is None:
         return ignored(WORKER_HAS_ENDED)
@@ -53,6 +60,7 @@ def run_ticket(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
 def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any, **__: Any) -> Traced:
     """Runs a bundle. Celery's pool calls this as it calls Celery's own trace function."""
     del name, uuid
+    _end_if_spoiled()
     execution = _executions.get(request["delivery_info"]["routing_key"])
     if execution is None:
         return ignored(WORKER_HAS_ENDED)
@@ -60,6 +68,18 @@ def run_bundle(name: str, uuid: str, request: dict[str, Any], body: str, *_: Any
         return picklable(bundles.run_bundle(execution, request, body))
     except BaseException as exc:
         return _raised(execution, request, exc)
+
+
+def _end_if_spoiled() -> None:
+    """Ends this pool process, if an error that no task raised has ended a Celery message in it.
+
+    A task may have left it in a state in which nothing runs any more: a clock that raises, a module that is gone. Then
+    each message would come back at once, and could come to this process again. The process had to report that error
+    first. Nothing of this message has begun, so it is not charged, and a new process runs it.
+    """
+    if _spoiled:
+        logger.critical("this pool process ends: an error outside of a task ended an earlier message in it")
+        os._exit(os.EX_SOFTWARE)
 
 
 def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -> Traced:
@@ -75,6 +95,8 @@ def _raised(execution: Execution, request: dict[str, Any], exc: BaseException) -
     if not execution.shared.in_main:
         if isinstance(exc, SystemExit) and exc.code == ASKED_TO_END:
             raise exc
+        global _spoiled
+        _spoiled = _spoiled or isinstance(exc, Exception)
         raise stand_in(exc) from None
     execution.cut_off.setdefault(first_fence(request), CutOff(0, exc))
     if _is_the_pools(exc):

@@ -33,6 +33,23 @@ ENDS = {
 ENDS_WITHIN = ENDS | {"exits": "RaisedInPool: SystemExit(3)"}
 
 
+@pytest.mark.parametrize("bundle_ms", ["10", pytest.param("0", marks=pytest.mark.long)])
+def test_a_task_that_breaks_its_process_for_all_others_hurts_only_its_own_message(
+    bundle_ms: str, nodes: NodeYard, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lane = LaneUnderTest(nodes, own_server, tmp_path, ODD_BUNDLE_MS=bundle_ms)
+    worker = nodes.worker("w1", app=ODD, arguments=("--concurrency=1", *QUICK), env=lane.env)
+    nodes.master("m1", app=ODD, env=lane.env, ready_text="standing by")
+    lane.push("bad", {}, task="odd.breaks_the_clock")
+    for n in range(10):
+        for ticket in range(4):
+            lane.push(f"T{ticket}", n, task="odd.ends_quietly")
+    lane.wait_done(41)
+    assert {letter["ticket_id"] for letter in lane.dead_letters()} <= {"bad"}
+    assert lane.count("returned") <= 40
+    assert "this pool process ends" in worker.logs()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle_ms", ["0", "10"], ids=["plain", "bundles"])
 @pytest.mark.parametrize(
