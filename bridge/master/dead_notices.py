@@ -209,7 +209,7 @@ class DeadNotices:
         if not self._failures:
             logger.warning("a notice about dead letters failed, trying again: %s", error)
         self._failures += 1
-        longest = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(self._failures - 1, 20))
+        longest = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(self._failures - 1, 20))
         return longest * random.uniform(0.5, 1)
 
 

@@ -36,7 +36,7 @@ class World:
         install(app)
         app.conf.bridge_on_dead_notify = {"url": "http://127.0.0.1:1/", "secret": "of the receiver, long", "rate": RATE}
         self.notices = DeadNotices(app, [])
-        patch.setattr(dead_notices.time, "monotonic", lambda: self.now)
+        patch.setattr("bridge.master.dead_notices.time.monotonic", lambda: self.now)
         patch.setattr(dead_notices, "note_told", self._note_told)
         patch.setattr(dead_notices, "note_failed", self._note_failed)
         patch.setattr(self.notices._webhook, "send", self._send)
