@@ -201,6 +201,7 @@ class Leader:
 
     def close(self) -> None:
         """Closes everything."""
+        self._dead_log.close()
         if self._place is not None:
             self._place.leave()
         self._reads.close()
@@ -224,6 +225,7 @@ class Leader:
         )
 
     def _rest(self) -> None:
+        self._dead_log.close()
         self._reads.rest()
         self._term.rest()
         # Only a notice asks for a look now.
