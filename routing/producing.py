@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 
-from bridge.routing.errors import OptionError, PayloadError
+from bridge.routing.errors import KeyUsed, OptionError
 from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.routing.keys import push_once as push_once_key
 from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments, restore_arguments
@@ -166,7 +166,7 @@ def stored_layout_in(reply: Sequence[bytes]) -> bytes | None:
 
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
-    """The ids in a script's reply. Raises `PayloadError` and `OptionError` as `push_once` does."""
+    """The ids in a script's reply. Raises `KeyUsed`, and `OptionError` for a time that is past."""
     code = code_of(reply[0])
     if code is ReturnCode.PAST:
         raise OptionError(
@@ -177,7 +177,7 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
             "this Redis user may not run TIME, which a push with delay or eta needs: give it the rules of `bridge acl`"
         )
     if code is ReturnCode.CHANGED:
-        raise PayloadError(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
+        raise KeyUsed(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
     return text_of(reply[1]).split(" ")
 
 
