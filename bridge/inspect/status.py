@@ -84,8 +84,8 @@ class LaneStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait. Not
-    #: the latter of parked tickets, which are in ``parked_messages``.
+    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait. Of
+    #: parked tickets, those for which the ticket would wait are in ``parked_messages``.
     delayed: int
     #: Those of ``delayed`` for which their tickets wait, or will wait.
     holding: int

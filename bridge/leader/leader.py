@@ -350,7 +350,8 @@ class Leader:
         read = 0
         flooded = self._delayed.flooded
         if flooded:
-            # Half of the turn may go into that. So what has come by then is read behind it, and sent in this turn.
+            # To move due messages may take half of the turn. It is done first, so that what comes meanwhile is read and
+            # sent in this turn.
             self._delayed.run(batch)
         if self._outcomes.asked and self._outcomes.file in ready:
             count = self._steps.settle(self._outcomes.answer(), batch)
