@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bridge.routing.text import one_line
 
-#: The app of a command without -A (`bridge.cli.target`).
+#: The app of a command without -A.
 DEFAULT_APP = "tasks"
 #: What ends the options of a command.
 END = "--"
