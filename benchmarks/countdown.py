@@ -31,9 +31,9 @@ from celery import Celery
 
 from benchmarks.feed import QUEUE, Item, items
 from benchmarks.stack import KEYS, START_S, Stack
-from bridge.routing.ids import id_key
+from bridge.link.connections import Wire
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many
+from bridge.routing.producing import LOADING, ids_in, places_of, push_many
 
 #: When the messages of the memory part are due, in seconds. Celery's visibility timeout is an hour.
 FAR_S = 1800
@@ -203,14 +203,20 @@ def _push(stack: Stack, variant: str, messages: Iterable[Item], delay_s: float) 
 
 def _push_delayed(stack: Stack, messages: Iterable[Item], delay_s: float) -> None:
     places = places_of(KEYS.stream, Layout(), [0])
+    wire = Wire(stack.server.url)
+    for loading in LOADING:
+        wire.call(*loading)
     for some in _pieces(messages):
         arguments = [
             part
             for ticket, payload in some
             for part in (ticket.encode(), json.dumps(payload).encode(), b"+%d" % (delay_s * 1000))
         ]
-        ids = push_many(stack.redis, places, "noop", arguments, ["due"])
-        assert id_key(ids[0])
+        packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+        wire.ask_packed(push_many(places, "noop", len(arguments), ("due",)) + packed)
+        ids = ids_in(wire.answer(), "")
+        assert len(ids) == len(some)
+    wire.close()
 
 
 def _call_with_countdown(stack: Stack, messages: Iterable[Item], delay_s: float) -> None:

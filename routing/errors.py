@@ -108,6 +108,10 @@ class PayloadError(TicketBridgeError):
     """A message that cannot be sent: no ticket, not JSON, or too large."""
 
 
+class KeyUsed(PayloadError):
+    """Other messages were pushed under the idempotency key before."""
+
+
 class OptionError(PayloadError, ValueError):
     """An option of a message that cannot be: a delay below 0, an eta that is past or has no time zone."""
 

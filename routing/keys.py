@@ -316,7 +316,7 @@ def masters(stream: str) -> str:
 
 
 def masters_stand(stream: str) -> str:
-    """Hash with PX, master -> ``<ms> <JSON>``: how long its place lasts, and the lanes that it stands for
+    """Hash with PX, master -> ``<ms> <JSON>``: how long its place lasts, and the chains that it stands for
     (`bridge.protocol.standing`). The field with an empty name changes with each change.
 
     Written and deleted with the master's place in the sorted set.

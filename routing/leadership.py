@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bridge.routing.errors import LaneGone
 from bridge.routing.keys import LaneKeys, masters, masters_stand
-from bridge.routing.layouts import InLayout, in_layout
+from bridge.routing.layouts import InLayout
 from bridge.routing.return_codes import ReturnCode, code_for_leader, code_of, text_of
 from bridge.routing.scripts import Script
 
@@ -52,17 +51,7 @@ class Answered(NamedTuple):
     left_ms: int
 
 
-def lead(client: Redis, keys: LaneKeys, holder: str, lease_ms: int) -> Answered:
-    """Tries to lead a lane of a whole stream. Raises redis errors, and `LaneGone` when the stream was retired."""
-    layout = in_layout(keys.stream)
-    reply = _LEAD.run(client, [keys.leader, keys.term, layout.key], [holder, lease_ms, layout.generation])
-    found = _answered(reply, lease_ms)
-    if found is None:
-        raise LaneGone(f"the stream {keys.stream} was retired or repartitioned")
-    return found
-
-
-def stand(client: Redis, holder: str, lanes: Sequence[Candidate]) -> list[Answered | RedisError | None]:
+def lead(client: Redis, holder: str, lanes: Sequence[Candidate]) -> list[Answered | RedisError | None]:
     """Tries to lead several lanes, in one round trip.
 
     Returns for each lane the answer, None when its stream was retired or left, or the error. Raises redis errors that

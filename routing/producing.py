@@ -1,7 +1,7 @@
 """The Lua scripts of a producer: they append messages of one task, in parts, and each message once if asked to.
 
-The messages of a part are encoded once, as RESP, when they are checked. So this module also has the openings of the
-calls. A producer sends an opening and then the encoded messages. What is encoded does not depend on the layout of the
+The messages of a part are encoded once, as RESP, when they are checked. So the functions here make the opening of
+a call. A producer sends an opening and then the encoded messages. What is encoded does not depend on the layout of the
 stream: the opening says which partition each message goes to.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 
-from bridge.routing.errors import OptionError, PayloadError
+from bridge.routing.errors import KeyUsed, OptionError
 from bridge.routing.keys import layout_copy_key, layout_key
 from bridge.routing.keys import push_once as push_once_key
 from bridge.routing.layouts import CLAIM_LAYOUT, claim_arguments, restore_arguments
@@ -71,72 +71,49 @@ def _only_place(stream: str, layout: Layout) -> Places:
     return Places(stream, layout, layout.streams(stream), (layout.suffix(0),))
 
 
-def push_many(
-    client: Redis, places: Places, task: str, arguments: Sequence[bytes], fields: Sequence[str] = ()
-) -> list[str]:
-    """Appends messages, all or none. Returns their ids.
+def push_many(places: Places, task: str, count: int, fields: tuple[str, ...] = ()) -> bytes:
+    """The beginning of the call that appends messages, all or none, before its last ``count`` arguments.
 
-    ``fields``: names of further fields, such as ``due``. ``arguments``: of each message in turn the ticket, the payload
-    and the values of these fields, in the form of the script's head.
+    ``fields``: names of further fields, such as ``due``. The arguments: of each message in turn the ticket, the payload
+    and the values of these fields, in the form of the script's head. The reply is for `stored_layout_in` and `ids_in`.
     """
-    keys, args = _many(places, task, fields)
-    return ids_in(_PUSH_MANY.run(client, keys, [*args, *arguments]), "")
+    keys: list[Argument] = [layout_key(places.base), *places.streams]
+    return _PUSH_MANY.opening(keys, [*places.arguments(), task, " ".join(fields)], count)
+
+
+_push_many_kept = lru_cache(maxsize=64)(push_many)
 
 
 def many_opening(places: Places, task: str, count: int, fields: tuple[str, ...] = ()) -> bytes:
-    """The beginning of the same call, before ``count`` more arguments."""
-    if places.numbers:
-        return _PUSH_MANY.opening(*_many(places, task, fields), count)
-    return _opening_for_one_stream(places, task, count, fields)
-
-
-@lru_cache(maxsize=64)
-def _opening_for_one_stream(places: Places, task: str, count: int, fields: tuple[str, ...]) -> bytes:
-    return _PUSH_MANY.opening(*_many(places, task, fields), count)
+    """`push_many`, kept for the next push where all messages go to one stream."""
+    return (push_many if places.numbers else _push_many_kept)(places, task, count, fields)
 
 
 @lru_cache(maxsize=1024)
 def one_opening(stream: str, layout: Layout, partition: int, task: str) -> bytes:
-    """The beginning of the call that adds one message without further fields to a partition."""
-    places = Places(stream, layout, (layout.stream(stream, partition),), (layout.suffix(partition),))
-    return _PUSH_MANY.opening(*_many(places, task, ()), 2)
+    """`push_many` for one message without further fields, to a partition."""
+    return push_many(Places(stream, layout, (layout.stream(stream, partition),), (layout.suffix(partition),)), task, 2)
 
 
 def push_once(
-    client: Redis,
     places: Places,
     task: str,
-    arguments: Sequence[bytes],
-    key: str,
-    first: int,
-    digest: str,
-    fields: Sequence[str] = (),
-    earliest_ms: int = 0,
-) -> list[str]:
-    """Appends messages, all or none, unless they were appended under ``key`` before. Returns their ids.
-
-    ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
-    ``arguments`` and ``fields``: as in `push_many`. ``earliest_ms``: the earliest of all times of the push that must
-    not be past when it begins, in ms since 1970; 0: there is none. Raises `PayloadError` when other messages were
-    pushed under the key, and `OptionError` for a time that is past.
-    """
-    keys, args = _once(places, task, key, first, digest, fields, earliest_ms)
-    return ids_in(_PUSH_ONCE.run(client, keys, [*args, *arguments]), key)
-
-
-def once_opening(
-    places: Places,
-    task: str,
-    arguments: int,
+    count: int,
     key: str,
     first: int,
     digest: str,
     fields: Sequence[str] = (),
     earliest_ms: int = 0,
 ) -> bytes:
-    """The beginning of the same call, before ``arguments`` more arguments."""
-    keys, args = _once(places, task, key, first, digest, fields, earliest_ms)
-    return _PUSH_ONCE.opening(keys, args, arguments)
+    """The same for messages that are not appended again if they were appended under ``key`` before.
+
+    ``first``: the number of the first of them among all messages of this key; ``digest``: hexadecimal, of the messages.
+    ``earliest_ms``: the earliest of all times of the push that must not be past when it begins, in ms since 1970; 0:
+    there is none.
+    """
+    keys: list[Argument] = [layout_key(places.base), push_once_key(places.base, key), *places.streams]
+    args = [*places.arguments(), first, digest, IDEMPOTENCY_S, earliest_ms or "", task, " ".join(fields)]
+    return _PUSH_ONCE.opening(keys, args, count)
 
 
 def push_rows(client: Redis, places: Places, rows: Sequence[Sequence[Argument]]) -> Sequence[Any]:
@@ -166,7 +143,7 @@ def stored_layout_in(reply: Sequence[bytes]) -> bytes | None:
 
 
 def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
-    """The ids in a script's reply. Raises `PayloadError` and `OptionError` as `push_once` does."""
+    """The ids in a script's reply. Raises `KeyUsed`, and `OptionError` for a time that is past."""
     code = code_of(reply[0])
     if code is ReturnCode.PAST:
         raise OptionError(
@@ -177,16 +154,5 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
             "this Redis user may not run TIME, which a push with delay or eta needs: give it the rules of `bridge acl`"
         )
     if code is ReturnCode.CHANGED:
-        raise PayloadError(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
+        raise KeyUsed(f"other messages were pushed under the idempotency key {key!r}: use a key for each push")
     return text_of(reply[1]).split(" ")
-
-
-def _many(places: Places, task: str, fields: Sequence[str]) -> tuple[list[Argument], list[Argument]]:
-    return [layout_key(places.base), *places.streams], [*places.arguments(), task, " ".join(fields)]
-
-
-def _once(
-    places: Places, task: str, key: str, first: int, digest: str, fields: Sequence[str], earliest_ms: int
-) -> tuple[list[Argument], list[Argument]]:
-    keys: list[Argument] = [layout_key(places.base), push_once_key(places.base, key), *places.streams]
-    return keys, [*places.arguments(), first, digest, IDEMPOTENCY_S, earliest_ms or "", task, " ".join(fields)]

@@ -272,7 +272,8 @@ def _tell_counts(counts: Counts, progress: Progress) -> None:
 
     if progress == "json":
         told = asdict(counts)
-        emit(event="selected", replayable=counts.replayable, **told, delayed=told.pop("with_option").get(DUE, 0))
+        delayed = told.pop("with_option").get(DUE, 0)
+        emit(event="selected", replayable=counts.replayable, **told, delayed=delayed)
     elif progress == "text":
         span = f", ids {counts.first_id} to {counts.last_id}" if counts.first_id else ""
         print(f"selected {counts.selected:,} messages of {counts.tickets:,} tickets{span}", flush=True)

@@ -23,10 +23,10 @@ from bridge.cli.main import cli
 from bridge.routing import records
 from bridge.routing.batch import Batch, DeadLetter, Dispatch
 from bridge.routing.keys import LaneKeys
-from bridge.routing.leadership import lead
 from bridge.routing.membership import register
 from bridge.routing.transitions import Leadership, advance
 from bridge.stack.embedded import EmbeddedServer
+from tests.script_calls import lead
 
 MASTER = "master"
 OPENING = b'{"fence":'

@@ -34,7 +34,7 @@ from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
 from bridge.app.state import StateDict, stored_form
 from bridge.producer.options import Values, due_ms_of
-from bridge.routing.errors import OptionError, PayloadError, TicketBridgeError
+from bridge.routing.errors import KeyUsed, OptionError, TicketBridgeError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -131,7 +131,7 @@ class Eager:
             if key is not None and key in self._keys:
                 known, ids = self._keys[key]
                 if known != content:
-                    raise PayloadError(f"other messages were pushed under the idempotency key {key!r}")
+                    raise KeyUsed(f"other messages were pushed under the idempotency key {key!r}")
                 return list(ids)
             found = self._app.tasks[task]
             now_ms = time.time_ns() // 1_000_000

@@ -238,7 +238,7 @@ def retry_delay_ms(retry: Retry) -> int | None:
     """How long a `Retry` waits, in ms from now; None if it does not say."""
     when = retry.when
     if isinstance(when, datetime):
-        return max(0, int((maybe_make_aware(when, UTC).timestamp() - time.time()) * 1000))
+        when = maybe_make_aware(when, UTC).timestamp() - time.time()
     if isinstance(when, int | float) and not math.isnan(when):
         return int(max(0, min(when * 1000, LONGEST_DELAY_MS)))
     return None

@@ -112,7 +112,8 @@ class Audit:
         self._touched: set[str] | None = None
         #: Ids of messages that were reported. Each is reported once.
         self._reported: set[str] = set()
-        self._notes: list[str] = []
+        #: The last comparison found no group.
+        self._lacks_group = False
         self.auditor = self._new_auditor("0-0")
 
     def run(self) -> AuditVerdict:
@@ -122,7 +123,7 @@ class Audit:
 
     def result(self) -> AuditVerdict:
         """The result of what was read so far."""
-        verdict = AuditVerdict.of(self.auditor, self._coverage(), tuple(self._notes))
+        verdict = AuditVerdict.of(self.auditor, self._coverage(), (NO_GROUP,) if self._lacks_group else ())
         return verdict if self._begun else replace(verdict, undone=self._pending)
 
     # -- the history ---------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ class Audit:
             return False
         auditor = self.auditor
         if group is None:
-            self._note(NO_GROUP)
+            self._lacks_group = True
             return False
         self._read_entries(id_key(group.read_to))
         named = pages.named_by_records(redis, keys)
@@ -225,8 +226,9 @@ class Audit:
         except ResponseError as exc:
             if "NOGROUP" not in str(exc):
                 raise
-            self._note(NO_GROUP)
+            self._lacks_group = True
             return False
+        self._lacks_group = False
         # The leader makes a destroyed group again, and sets its last id when all entries are pending again.
         after = pages.group_of(redis, keys)
         read_to = min(id_key(group.read_to), id_key(after.read_to if after is not None else "0-0"))
@@ -320,10 +322,6 @@ class Audit:
         oldest = self._redis.execute_command("XRANGE", self._keys.stream, "-", "+", "COUNT", 1)
         older = bool(oldest) and id_key(oldest[0][0].decode()) < from_
         return Coverage(self._complete, id_text(from_), older)
-
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
 
 
 def _now_ms(redis: Redis) -> int:

@@ -31,11 +31,11 @@ class Check(Enum):
     REORDERED = (
         "reordered",
         "No message of a ticket ended, well or badly, while an older one of the ticket was undone, or after a "
-        "younger one had run. A replayed message may come late. A message of its ticket that was dispatched after "
-        "the replay does not come before it.",
+        "younger one had run. A replayed message may end after younger ones that were dispatched before the "
+        "replay. Messages dispatched later end after it.",
         "An execution that was cut off (`lost`) has no times, so it is not checked. Where the history has dropped "
-        "rows, a message that is older than the history may have been delayed, or replayed. So it may come late "
-        "unseen, and others may overtake it unseen until it has run.",
+        "rows, a message that is older than the history may have been delayed, or replayed. So it may end after "
+        "younger ones unseen, and others may overtake it unseen until it has run.",
     )
     EARLY = (
         "early",

@@ -37,7 +37,7 @@ class MissingRows:
 
     def begins_here(self, key: IdKey) -> bool:
         """Whether the first row of the message is here. If not, it may have been delayed: others may overtake it, and
-        it may come late.
+        it may end after younger ones.
         """
         if self.until_ms is not None:
             return self.covers(key)

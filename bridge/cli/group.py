@@ -17,6 +17,9 @@ class Group(click.Group):
         # names, and exits with 0.
         name, names = args[0], self.list_commands(ctx)
         if name not in names:
+            if ctx.resilient_parsing:
+                # A shell completes a line that is not finished.
+                return None, None, args[1:]
             near = get_close_matches(name, names, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"`{ctx.command_path} -h` lists them"
             raise click.UsageError(f"there is no command {name!r}; {advice}", ctx)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.group import Group
-from bridge.cli.target import DEFAULT_APP, OF_A_VERSION, SUBSCRIPTION, VERSION, WITHOUT_SUBSCRIPTION, Target
+from bridge.cli.target import OF_A_VERSION, SUBSCRIPTION, VERSION, WITHOUT_SUBSCRIPTION, Target
+from bridge.inspect.advice import DEFAULT_APP
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from bridge.inspect.advice import DEFAULT_APP, Advice, with_options
+
 if TYPE_CHECKING:
     from celery import Celery
 
     from bridge.app.lanes import AppLane
-    from bridge.inspect.advice import Advice
     from bridge.settings.app import Settings
     from bridge.settings.lane import LaneSettings
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 WITHOUT_SUBSCRIPTION = ("run", "up", "demo", "push", "subscription", "stream", "schedule", "spark")
 #: The commands that take an older version of the stream.
 OF_A_VERSION = ("ticket", "consumer", "pending", "dead", "delayed", "audit", "status")
-
-#: The app of a command without -A.
-DEFAULT_APP = "tasks"
 
 #: A command of ours in a sentence that names neither an app nor a subscription.
 _COMMAND = re.compile(r"`bridge (?P<words>(?!-A |--app )(?![^`]* (?:-s|--stream) )[^`]+)`")
@@ -157,8 +155,6 @@ class Target:
 
     def commands(self, lane: LaneSettings) -> Advice:
         """Writes commands about ``lane``."""
-        from bridge.inspect.advice import Advice
-
         of_version = {
             stream: version for version in self.versions for stream in self.app.bridge.layout.streams(version)
         }
@@ -173,7 +169,6 @@ class Target:
         """``text``, in which each command of ours that names no app can be run as it is: about this app, and about the
         subscription and version that this command is about.
         """
-        from bridge.inspect.advice import Advice, with_options
 
         def command(found: re.Match[str]) -> str:
             words = found["words"]

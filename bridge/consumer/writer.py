@@ -20,7 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -217,7 +217,11 @@ class OutcomeWriter:
         """Closes ``wire``. Most often the connection was lost, and then the idle ones are lost as well. Or a time limit
         struck while it was in use.
         """
-        lost, self._idle = [wire, *self._idle], []
+        lost = [wire]
+        # One by one, as in `_taken`: what another thread takes meanwhile is in use, and must stay open.
+        with suppress(IndexError):
+            while True:
+                lost.append(self._idle.pop())
         for one in lost:
             one.close()
 
@@ -329,7 +333,7 @@ class ApplyUnderWay(UnderWay):
 
     def __init__(self, writer: OutcomeWriter, keys: LaneKeys, incarnation: str, successes: Sequence[Success]) -> None:
         self._count = len(successes)
-        #: Before the lease ends, there is a reply.
+        #: Set by the reply. Not read when the lease ended first.
         self._codes: list[tuple[ReturnCode, str]] = []
 
         def again() -> None:

@@ -18,6 +18,7 @@ from bridge.routing.connection import is_outage
 from bridge.routing.errors import (
     ConfigurationError,
     InputError,
+    KeyUsed,
     PayloadError,
     ServerUnavailable,
     TicketBridgeError,
@@ -115,6 +116,8 @@ def problem_of(exc: BaseException) -> Problem:
         return _of_validation(exc)
     if isinstance(exc, HTTPException):
         return Problem(exc.status_code, MEANINGS[exc.status_code], headers=dict(exc.headers or {}))
+    if isinstance(exc, KeyUsed):
+        return Problem(409, str(exc))
     if isinstance(exc, PayloadError | InputError):
         return Problem(400, str(exc))
     if isinstance(exc, ServerUnavailable):

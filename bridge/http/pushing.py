@@ -17,7 +17,7 @@ from bridge.http.problems import Problem, documented
 from bridge.http.site import Pushing, SiteOf, require
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
 from bridge.producer.push import apush_each, apush_many
-from bridge.routing.errors import ConfigurationError, PayloadError
+from bridge.routing.errors import ConfigurationError
 from bridge.routing.message_options import HIGHEST_PRIORITY, LONGEST_TIMEOUT_MS, MOST_ATTEMPTS
 from bridge.routing.messages import MAX_TASK_BYTES
 
@@ -163,10 +163,6 @@ async def push(
             )
     except ConfigurationError as exc:
         raise Problem(400, f"{exc}; nothing was pushed") from None
-    except PayloadError as exc:
-        if "pushed under the idempotency key" in str(exc):
-            raise Problem(409, str(exc)) from None
-        raise
     return Pushed(message_ids=found)
 
 

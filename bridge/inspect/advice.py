@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from bridge.routing.text import one_line
 
-#: The app of a command without -A (`bridge.cli.target`).
+#: The app of a command without -A.
 DEFAULT_APP = "tasks"
 #: What ends the options of a command.
 END = "--"
 #: Names of subscriptions that can be part of the name of a node.
 _FIT = re.compile("[A-Za-z0-9_.-]{1,60}")
+#: A word of a command, as a shell reads it: quotes may be in it.
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,9 @@ def quoted(word: str) -> str:
 
 def with_options(words: str, options: Sequence[str]) -> str:
     """The command ``words`` of a sentence with these options more, before the two dashes if it has them."""
-    start, dashes, end = words.partition(f" {END} ")
-    return f"{' '.join([start, *map(quoted, options)])}{dashes}{end}"
+    # A quoted word may have dashes of its own.
+    at = next((word.start() for word in _WORD.finditer(words) if word[0] == END), len(words))
+    return " ".join([words[:at].rstrip(), *map(quoted, options), *filter(None, [words[at:]])])
 
 
 #: Where the app is not known.

@@ -31,6 +31,7 @@ from bridge.routing.leadership import read_token
 from bridge.routing.notices import Notices, notices_in
 from bridge.routing.numbers import count, duration
 from bridge.routing.records import PARKED
+from bridge.routing.return_codes import text_of
 from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class LaneStatus:
     waiting: int
     in_flight: int
     awaiting_retry: int
-    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait. Not
-    #: the latter of parked tickets, which are in ``parked_messages``.
+    #: Messages that are not due: those that others overtake, and those for which their tickets wait, or will wait. Of
+    #: parked tickets, those for which the ticket would wait are in ``parked_messages``.
     delayed: int
     #: Those of ``delayed`` for which their tickets wait, or will wait.
     holding: int
@@ -193,7 +194,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         term, holder = read_token(token)
         leader = Leading(holder, term, max(0, leader_left))
     oldest = oldest_ms(redis, lane, pending, holding, now_ms)
-    oldest_unread = _ms_of(next_unread[0][0]) if next_unread else None
+    oldest_unread = id_key(text_of(next_unread[0][0]))[0] if next_unread else None
     if oldest is None:
         oldest = oldest_unread
     held = read_holding(redis, lane, pending, now_ms) if holding else Holding()
@@ -312,7 +313,7 @@ def _problems(status: LaneStatus, lane: LaneSettings, commands: Advice) -> list[
 
 def _ahead(name: str, stream: dict[bytes, Any], now_ms: int) -> list[str]:
     """Says that new entries get ids ahead of the server's clock: of a producer's own, or the clock was set back."""
-    ahead_ms = _ms_of(stream.get(b"last-generated-id", b"0-0")) - now_ms
+    ahead_ms = id_key(text_of(stream.get(b"last-generated-id", b"0-0")))[0] - now_ms
     if ahead_ms < AHEAD_MS:
         return []
     return [
@@ -356,8 +357,3 @@ def _as_dict(flat: Any) -> dict[bytes, Any]:
     if isinstance(flat, dict):
         return {key if isinstance(key, bytes) else key.encode(): value for key, value in flat.items()}
     return {flat[i]: flat[i + 1] for i in range(0, len(flat), 2)}
-
-
-def _ms_of(id_: bytes | str) -> int:
-    text = id_.decode() if isinstance(id_, bytes) else id_
-    return int(text.partition("-")[0])

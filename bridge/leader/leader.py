@@ -201,6 +201,7 @@ class Leader:
 
     def close(self) -> None:
         """Closes everything."""
+        self._dead_log.close()
         if self._place is not None:
             self._place.leave()
         self._reads.close()
@@ -224,6 +225,7 @@ class Leader:
         )
 
     def _rest(self) -> None:
+        self._dead_log.close()
         self._reads.rest()
         self._term.rest()
         # Only a notice asks for a look now.
@@ -348,7 +350,8 @@ class Leader:
         read = 0
         flooded = self._delayed.flooded
         if flooded:
-            # Half of the turn may go into that. So what has come by then is read behind it, and sent in this turn.
+            # To move due messages may take half of the turn. It is done first, so that what comes meanwhile is read and
+            # sent in this turn.
             self._delayed.run(batch)
         if self._outcomes.asked and self._outcomes.file in ready:
             count = self._steps.settle(self._outcomes.answer(), batch)

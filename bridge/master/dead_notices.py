@@ -77,8 +77,9 @@ class DeadNotices:
         self._url = settings.redis_url
         self._notify = settings.on_dead_notify
         self._app = app_name(app)
-        self._masters = lanes
+        self._lane_masters = lanes
         self._webhook = Webhook(self._notify) if self._notify else None
+        #: The lane that was told last is the last one.
         self._lanes: dict[str, _Lane] = {}
         #: When the next request may be sent (monotonic seconds).
         self._send_at = 0.0
@@ -134,7 +135,7 @@ class DeadNotices:
 
     def _learn(self, redis: Redis) -> None:
         """Learns which lanes are led."""
-        led = {one.keys.prefix: one for one in self._masters if one.leading and one.election.leads()}
+        led = {one.keys.prefix: one for one in self._lane_masters if one.leading and one.election.leads()}
         for prefix in list(self._lanes):
             if prefix not in led or self._lanes[prefix].token != led[prefix].election.token:
                 del self._lanes[prefix]
@@ -183,6 +184,8 @@ class DeadNotices:
             self._webhook.send(notice_id(told), now_ms // 1000, text)
         except WebhookFailed as exc:
             error = str(exc)[:ERROR_CHARS]
+        # Before the notes, which fail while Redis is away: the receiver got this request all the same.
+        self._send_at = time.monotonic() + self._pause_s(error)
         for lane, one in news:
             try:
                 if error:
@@ -191,17 +194,23 @@ class DeadNotices:
                     lane.told = note_told(redis, lane.keys, lane.token, _now_ms(), to=one.last, letters=one.number)
             except NotLeading:
                 self._lanes.pop(lane.keys.prefix, None)
-        if error:
-            if not self._failures:
-                logger.warning("a notice about dead letters failed, trying again: %s", error)
-            self._failures += 1
-            longest = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(self._failures - 1, 20))
-            pause_s = longest * random.uniform(0.5, 1)
-        else:
+            else:
+                if not error:
+                    # The next notice begins with the lanes that this one had no room for.
+                    self._lanes[lane.keys.prefix] = self._lanes.pop(lane.keys.prefix)
+
+    def _pause_s(self, error: str) -> float:
+        """Seconds until the next request may be sent. ``error``: why this one failed; empty: it did not."""
+        if not error:
             if self._failures:
                 logger.warning("notices about dead letters arrive again")
-            self._failures, pause_s = 0, 60 / self._notify.rate
-        self._send_at = time.monotonic() + pause_s
+            self._failures = 0
+            return 60 / self._notify.rate
+        if not self._failures:
+            logger.warning("a notice about dead letters failed, trying again: %s", error)
+        self._failures += 1
+        longest = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(self._failures - 1, 20))
+        return longest * random.uniform(0.5, 1)
 
 
 def _now_ms() -> int:

@@ -32,7 +32,7 @@ from bridge.master.election import RENEWALS
 from bridge.master.older_led import OlderLed
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
-from bridge.routing.leadership import attend, depart, read_token, renew, stand
+from bridge.routing.leadership import attend, depart, lead, read_token, renew
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -267,7 +267,7 @@ class Leads:
         if not wanted:
             return
         sent = time.monotonic()
-        replies = stand(self._redis, self._holder, [lane.candidate for lane in wanted])
+        replies = lead(self._redis, self._holder, [lane.candidate for lane in wanted])
         away: RedisError | None = None
         for lane, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, RedisError):

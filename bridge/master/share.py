@@ -84,7 +84,7 @@ class Share:
             self._refused[chain, owner] = now + REFUSED_S
 
     def _candidates(self, chain: str) -> set[str]:
-        found = {holder: one for holder, one in self._masters.items() if chain in one.lanes}
+        found = {holder: one for holder, one in self._masters.items() if chain in one.chains}
         ready = {holder: one for holder, one in found.items() if chain not in one.aside} or found
         named = {holder for holder, one in ready.items() if one.named}
         return named or set(ready)

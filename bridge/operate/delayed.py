@@ -44,8 +44,8 @@ def change(
     source = iter(messages)
     while some := list(islice(source, DELAYED_IDS)):
         ids = [stream_id(message.id) for message in some]
-        _await_reading(redis, lane, max(ids, key=id_key))
         try:
+            _await_reading(redis, lane, max(ids, key=id_key))
             answer = give(redis, lane.settings.keys, ChangeDelayed(act, ids, due_ms))
         except (Exception, KeyboardInterrupt) as exc:
             # Nobody else knows which messages this was about.

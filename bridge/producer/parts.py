@@ -61,7 +61,7 @@ class Part:
         seen = hashlib.blake2b(f"{heading}\n".encode(), digest_size=8)
         seen.update(self.packed)
         head = (places, task, arguments, key, self.first, seen.hexdigest(), self.fields, earliest_ms)
-        return producing.once_opening(*head) + self.packed
+        return producing.push_once(*head) + self.packed
 
 
 def parts_of(

@@ -212,7 +212,7 @@ class _Push:
     def exchange(self) -> Generator[bytes, Any]:
         """The calls to send, each after the reply to the one before. It takes the replies, and the ids in them.
 
-        Raises `PayloadError` when the key was used for other messages.
+        Raises `KeyUsed` when the key was used for other messages.
         """
         stream = self.settings.lane.stream
         layout: Layout = self._bridge.layout

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from bridge.settings.lane import LaneSettings
 
 
-#: The format of what a lane keeps in Redis. Raise it with each change that an
-#: older version could not read.
+#: The format of what a lane keeps in Redis. Raise it with each change that an older version could not read.
 LANE_FORMAT = 1
 #: Settings that workers use as masters do.
 SHARED = ("lease", "max_attempts", "max_payload", "bundle_ms")

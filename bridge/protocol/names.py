@@ -13,8 +13,8 @@ PUSH_TASK = "bridge.push"
 #: message with offset 0.
 HEADER_BASE = "bridge_fence"
 #: Header: a list of rows (`bridge.protocol.headers.RunHead`), one for each run that the Celery message carries; none in
-#: a request to the worker (`HEADER_REQUEST`). Only while a run is in doubt may an older run of its ticket still be
-#: here.
+#: a request to the worker (`HEADER_REQUEST`). A row says whether its run is in doubt. Only then may the worker still
+#: hold an older run of that ticket.
 HEADER_RUNS = "bridge_runs"
 #: Header: the incarnation that the message was dispatched to; any other one refuses it.
 HEADER_INCARNATION = "bridge_incarnation"

@@ -17,13 +17,13 @@ import orjson
 class Standing(NamedTuple):
     """What one master stands for."""
 
-    lanes: frozenset[str] = frozenset()
+    chains: frozenset[str] = frozenset()
     named: bool = False
     aside: frozenset[str] = frozenset()
 
     def text(self) -> str:
         """The value for the hash."""
-        fields = {"lanes": sorted(self.lanes), "named": self.named, "aside": sorted(self.aside)}
+        fields = {"lanes": sorted(self.chains), "named": self.named, "aside": sorted(self.aside)}
         return orjson.dumps(fields).decode()
 
 

@@ -58,12 +58,22 @@ class Child:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.exit_code is None
 
     @property
     def exit_code(self) -> int | None:
         """None before its end; negative: the signal that ended it."""
-        return self._process.poll() if self._process is not None else None
+        if self._process is None or self._process.returncode is not None:
+            return None if self._process is None else self._process.returncode
+        # It stays a zombie until `reap`. So nobody else gets its number, which is that of its group.
+        try:
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            # Where SIGCHLD is ignored, the kernel reaps it at once.
+            return self._process.poll()
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def start(self) -> None:
         """Starts it. Raises `ServerStartFailed` when there is no such program."""
@@ -89,8 +99,8 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the main process. Does nothing when it has ended."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        if self.running:
+            os.kill(self.pid, number)
 
     def finished(self) -> int | None:
         """Its exit code, once all its output was read; None until then."""
@@ -105,9 +115,10 @@ class Child:
         if self._process is None:
             return
         # Its process group too: it may have left children.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         if self._reader is not None:
             self._reader.join(timeout=5.0)
         if self._stopper is not None:

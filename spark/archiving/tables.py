@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: Where a row of `bridge.routing.history` has what.
-_MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT = range(10)
+_MESSAGE, _TICKET, _TASK, _CONSUMER, _ATTEMPT, _FENCE, _DISPATCHED_MS, _STARTED_US, _SERVICE_MS, _WHAT, _WHY = range(11)
 #: The longest time that something can have taken: 100 years.
 _LONGEST_MS = 100 * 36525 * 864_000
 #: How a dead letter names the fields of an entry that could not be processed.
@@ -210,6 +210,7 @@ TABLES = (
             Kept("service_ms", "double", _service_ms),
             Kept("what", "string", _of(_WHAT)),
             Kept("written_at", "timestamp", _col("enqueued_at")),
+            Kept("why", "string", _of(_WHY), later=True),
         ),
         time="written_at",
         prepare=_each_row,

@@ -16,6 +16,7 @@ from bridge.routing.transitions import Leadership
 from tests.protocol.guards import Guard
 from tests.reference.contents import Fields
 from tests.reference.lane import OtherVersion, ReferenceLane
+from tests.script_calls import lead
 from tests.scripts.world import LEASE_MS, OPENING, Client, snapshot, text
 
 #: Bytes after which a read brings no more.
@@ -29,7 +30,7 @@ SCRIPTS: dict[str, Callable[..., object]] = {
     "resend": lambda c, _, *args: transitions.resend(c, *args),
     "recall": lambda c, _, *args: [text(message) for message in transitions.recall(c, *args)],
     "forget": lambda c, _, *args: transitions.forget(c, *args),
-    "lead": lambda c, keys, holder: leadership.lead(c, keys, holder, LEASE_MS)[:2],
+    "lead": lambda c, keys, holder: lead(c, keys, holder, LEASE_MS)[:2],
     "renew": lambda c, keys, token: leadership.renew(c, [leadership.Lead(keys, token, LEASE_MS)])[0],
     "resign": leadership.resign,
     "begin_term": lambda c, keys, token, holder: leadership.begin_term(c, keys, token, holder, LEASE_MS),

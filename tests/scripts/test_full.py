@@ -19,12 +19,13 @@ from bridge.protocol.dead_letters import read_letter
 from bridge.protocol.orders import Drain, Order, Park, Release, Replay, Resume, Transfer
 from bridge.routing.batch import Batch
 from bridge.routing.effects import Effect, Success, apply, tell
-from bridge.routing.leadership import Lead, attend, depart, lead, renew, resign
+from bridge.routing.leadership import Lead, attend, depart, renew, resign
 from bridge.routing.membership import goodbye
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.scripts import FOLDER, with_shared
 from bridge.routing.transitions import advance, drain, floor, read
 from bridge.testing.nodes.process import ROOT
+from tests.script_calls import lead
 from tests.scripts.test_reroute import end_lease, move
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 

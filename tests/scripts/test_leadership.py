@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
+from bridge.routing import leadership
 from bridge.routing.errors import LaneGone
 from bridge.routing.keys import LaneKeys, layout_key, masters
 from bridge.routing.layouts import in_layout
-from bridge.routing.leadership import Answered, Candidate, Lead, attend, depart, lead, renew, resign, stand
+from bridge.routing.leadership import Answered, Candidate, Lead, attend, depart, renew, resign
 from bridge.testing.waiting import wait_until
+from tests.script_calls import lead
 from tests.scripts.world import LEASE_MS, TOKEN, Client, World
 
 pytestmark = pytest.mark.scripts
@@ -120,7 +122,7 @@ def test_several_leads_are_asked_for_in_one_round_trip_and_one_that_is_spoilt_ha
     free, spoilt = other_lane(world, "free"), other_lane(world, "spoilt")
     world.client.lpush(spoilt.leader, "x")
     world.client.script_flush()
-    found = stand(
+    found = leadership.lead(
         world.client, "me", [Candidate(keys, in_layout(keys.stream), 1000) for keys in (spoilt, world.keys, free)]
     )
     assert "WRONGTYPE" in str(found[0])
@@ -184,14 +186,14 @@ def test_nobody_is_elected_where_the_stream_was_retired_or_left(empty: World) ->
     layout = {"partitions": 1, "generation": 2, "since_ms": 1}
     empty.client.set(layout_key(whole), json.dumps(layout))
     candidate = Candidate(keys, in_layout(keys.stream, whole), 5000)
-    assert stand(empty.client, "m1@a", [candidate]) == [None]
+    assert leadership.lead(empty.client, "m1@a", [candidate]) == [None]
     assert not empty.client.exists(keys.leader, keys.term)
     # When the partition is followed, as during a repartition
     empty.client.set(layout_key(whole), json.dumps({**layout, "older": {"partitions": 1, "generation": 1}}))
-    assert stand(empty.client, "m1@a", [candidate]) == [(True, "1 m1@a", 5000)]
+    assert leadership.lead(empty.client, "m1@a", [candidate]) == [(True, "1 m1@a", 5000)]
     # Then it goes on leading also when the layout changes: deletions wait for its lead's end
     empty.client.set(layout_key(whole), json.dumps(layout))
-    [answer] = stand(empty.client, "m2@b", [candidate])
+    [answer] = leadership.lead(empty.client, "m2@b", [candidate])
     assert isinstance(answer, Answered)
     assert answer.token == "1 m1@a"
     empty.client.delete(keys.leader, keys.term, layout_key(whole))

@@ -16,11 +16,11 @@ from bridge.routing.delaying import move_due
 from bridge.routing.effects import Success, apply, tell
 from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import claim_layout
-from bridge.routing.leadership import Lead, attend, begin_term, depart, lead, renew, resign
+from bridge.routing.leadership import Lead, attend, begin_term, depart, renew, resign
 from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.notices import note_told
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many, push_once, push_rows
+from bridge.routing.producing import places_of, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, note_wait, settle_push
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.retention import done, letters, remove
@@ -51,6 +51,7 @@ from bridge.routing.transitions import (
 )
 from bridge.routing.versions import follow
 from bridge.testing.nodes.process import ROOT
+from tests.script_calls import lead, push_many, push_once
 from tests.scripts.world import OPENING, TOKEN, World, incarnation
 
 pytestmark = pytest.mark.scripts

@@ -8,7 +8,8 @@ from redis import Redis
 from bridge.link.connections import client
 from bridge.routing.errors import OptionError
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many, push_once
+from bridge.routing.producing import places_of
+from tests.script_calls import push_many, push_once
 from tests.scripts.world import World, entries_of
 
 pytestmark = pytest.mark.scripts

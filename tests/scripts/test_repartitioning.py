@@ -14,12 +14,13 @@ from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key, schedule_
 from bridge.routing.layouts import Retired, claim_layout, find_layout, in_layout, restore_layout, text_of_layout
 from bridge.routing.membership import meet
 from bridge.routing.partitions import Layout
-from bridge.routing.producing import places_of, push_many, push_once, push_rows
+from bridge.routing.producing import places_of, push_rows
 from bridge.routing.pushes import Columns, Partition, Tickets, append_once, append_per_ticket, guard_of
 from bridge.routing.repartitioning import forget_layout, leave_layout, next_layout, repartition
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group
 from bridge.routing.unread_streams import UnreadStream, advice_on, unread_streams
+from tests.script_calls import LayoutChanged, push_many, push_once
 from tests.scripts.world import SPLIT as STREAM
 from tests.scripts.world import World
 
@@ -156,8 +157,12 @@ def test_no_push_is_accepted_that_goes_by_the_layout_before(followed: World) -> 
     stale = replace(OLD, text=text_of_layout(OLD))
     places = places_of(STREAM, stale, [0, 1])
     ticket = [b"T1", b"1"]
-    assert push_many(client, places, "t", 2 * ticket) == [NEW.text]
-    assert push_once(client, places, "t", 2 * ticket, "key", 0, "ab") == [NEW.text]
+    with pytest.raises(LayoutChanged) as refused:
+        push_many(client, places, "t", 2 * ticket)
+    assert str(refused.value) == NEW.text
+    with pytest.raises(LayoutChanged) as refused:
+        push_once(client, places, "t", 2 * ticket, "key", 0, "ab")
+    assert str(refused.value) == NEW.text
     assert push_rows(client, places, 2 * [["ticket_id", "T1"]]) == [ReturnCode.LAYOUT, NEW.text.encode()]
     columns, guard = Columns(("ticket_id", "payload")), guard_of(STREAM, "run")
     once = append_once(

@@ -100,9 +100,7 @@ class LeaseWatch:
         for consumer in gone:
             # Its lease does not come back. The consumer may still be running.
             if consumer.alive and consumer not in over:
-                consumer.alive = False
-                self._lane.stranded.fit()
-                self._lane.free_ready(consumer)
+                self._close(consumer)
         if self.silent:
             self._check_when_silent_leases_end(left)
         self._doubt(left, over)
@@ -150,10 +148,14 @@ class LeaseWatch:
         self.given_up[incarnation] = given_up
         consumer = self._lane.consumers.get(incarnation)
         if consumer is not None and consumer.alive:
-            consumer.alive = False
-            self._lane.stranded.fit()
-            self._lane.free_ready(consumer)
+            self._close(consumer)
         self.look_within(0)
+
+    def _close(self, consumer: Consumer) -> None:
+        """It gets no more messages."""
+        consumer.alive = False
+        self._lane.stranded.fit()
+        self._lane.free_ready(consumer)
 
     def _joined(self, _notice: Notice, _batch: Batch) -> None:
         self.look_within(max(0.0, self.rests_until - time.monotonic()))

@@ -49,9 +49,14 @@ class DeadLog:
         """Ends the interval when it is over."""
         if time.monotonic() - self._began < EVERY_S:
             return
+        self.close()
+        self._lines = 0
+
+    def close(self) -> None:
+        """Logs the number now: nobody looks for minutes, or never again. More letters may follow."""
         if self._others:
             logger.warning("%d more messages are dead (`bridge dead list`)", self._others)
-        self._lines = self._others = 0
+        self._others = 0
 
 
 def _line(letter: DeadLetter) -> str:

@@ -108,8 +108,8 @@ class Lane(TicketRecords):
             self.spill(ticket, key)
 
     def _keep_spilled(self, ticket: Ticket, spilled_from: Place, id_: str) -> None:
-        """Leaves a message that was read spilled. What was spilled before has a later place only if it is late, or was
-        begun: a message that was replayed comes behind that one.
+        """Counts a message that was just read, and leaves it in Redis. What the ticket has spilled already comes before
+        it. There are two exceptions: late messages, and a message that was begun, which stays before a replayed one.
         """
         ticket.waiting_known += 1
         if (key := id_key(id_)) < spilled_from:

@@ -137,7 +137,7 @@ class BundleRequest(BridgeRequest):
             gone = {id_: kind for id_, kind, *_ in events if kind in NEVER_STARTED}
             for one in self.messages():
                 if kind := gone.get(one.id):
-                    self._notice_of(one, Revoked(kind)).revoked(terminated=False, expired=kind == EXPIRED)
+                    self._report_of(one, Revoked(kind)).revoked(terminated=False, expired=kind == EXPIRED)
             events = events[len(gone) :]
         if not failed and events and watched(self._eventer):
             self._send_events(2 * len(events), partial(_ended, events))

@@ -39,7 +39,7 @@ from bridge.protocol.outcomes import Kind, Outcome
 from bridge.routing.text import error_text
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.pool.calls import cut_off_in
-from bridge.worker.pool.celery_notices import CeleryNotice
+from bridge.worker.pool.celery_reports import CeleryReport
 from bridge.worker.pool.delivery import EXPIRED, RevokedHere
 from bridge.worker.pool.exceptions import stand_in
 
@@ -212,11 +212,11 @@ class BridgeRequest(_Base):
             if became is Kind.DEAD:
                 # For a message that travelled alone Celery reports this itself.
                 if self.carries_many:
-                    self._notice_of(one, exc).revoked(terminated=True)
+                    self._report_of(one, exc).revoked(terminated=True)
             elif became is Kind.INTERRUPTED or one.attempt < self._max_attempts(one):
-                self._notice_of(one, exc).retried()
+                self._report_of(one, exc).retried()
             else:
-                self._notice_of(one, exc).failed()
+                self._report_of(one, exc).failed()
 
     def _max_attempts(self, one: CarriedMessage) -> int:
         own = own_rules(self._request_dict)
@@ -240,9 +240,9 @@ class BridgeRequest(_Base):
         """The outcome of one message, when the pool could not run this request to its end for the reason ``kind``."""
         raise NotImplementedError
 
-    def _notice_of(self, one: CarriedMessage, exc: BaseException) -> CeleryNotice:
+    def _report_of(self, one: CarriedMessage, exc: BaseException) -> CeleryReport:
         send_gathered(self._eventer)
-        return CeleryNotice(self._app.tasks[one.task], self.context_of(one), exc, self._eventer, self.member.lane)
+        return CeleryReport(self._app.tasks[one.task], self.context_of(one), exc, self._eventer, self.member.lane)
 
     @property
     def _waits_for_end(self) -> bool:

@@ -51,7 +51,7 @@ from bridge.routing.history import WHY_CHARS
 from bridge.routing.message_options import EXPIRED as EXPIRED_ERROR
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.text import error_text, one_line, safe_repr, safe_str
-from bridge.worker.pool.celery_notices import CeleryNotice
+from bridge.worker.pool.celery_reports import CeleryReport
 from bridge.worker.pool.delivery import (
     CUT_OFF,
     EXPIRED,
@@ -378,11 +378,11 @@ class Execution:
         task = self.app.tasks.get(delivery.task)
         if task is None:
             return
-        notice = CeleryNotice(task, Context(request), WorkerLostError(CUT_OFF), None, self.lane)
+        report = CeleryReport(task, Context(request), WorkerLostError(CUT_OFF), None, self.lane)
         if asked or delivery.attempt < self._max_attempts(task, delivery.own):
-            notice.retried()
+            report.retried()
         else:
-            notice.failed()
+            report.failed()
 
     # -- alone -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.http.bodies import MOST_MEMBERS
+from bridge.http.problems import problem_of
+from bridge.routing.errors import KeyUsed
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.http.http_port import STREAM, Port, app_of, client_of, port_of
 
@@ -122,6 +124,8 @@ def test_a_push_with_a_key_can_be_sent_again(port: Port, valkey: EmbeddedServer)
     assert (again.status, again.body) == (201, first.body)
     assert other.status == 409
     assert len(entries(valkey)) == 1
+    # In whatever words its error is
+    assert problem_of(KeyUsed("another text")).status == 409
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from bridge.master.election import Election
 from bridge.operate.orders import give
 from bridge.protocol.orders import Park, Release
 from bridge.routing.ids import id_key, id_text
-from bridge.routing.leadership import lead
 from bridge.settings.app import read_settings
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import NodeYard
 from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 from tests.integration.lanes import LaneUnderTest
+from tests.script_calls import lead
 
 #: Entries in one page of what a leader reads.
 PAGE = 500

@@ -105,6 +105,8 @@ def add_history(client: redis.Redis, rows: int, *, at_ms: int = BEGIN_MS) -> Non
 def history_row(draw: random.Random, number: int, at_ms: int) -> list[Any]:
     in_flight = number % 3 > 0
     began = number % 2 > 0
+    # Only the row of a drop has a reason, if its task gave one.
+    what, *why = ("dropped", f"not ours: {number}") if number % 7 == 3 else (draw.choice(list(What)).value,)
     return [
         f"{at_ms - draw.randrange(10**6)}-{number}",
         f"T'{number}\n|\"",
@@ -115,10 +117,13 @@ def history_row(draw: random.Random, number: int, at_ms: int) -> list[Any]:
         at_ms if in_flight else 0,
         at_ms * 1000 + 123_457 if began else 0,
         draw.choice([0.012, 1e-05, 12.5, 0]) if began else 0,
-        draw.choice(list(What)).value,
+        what,
+        *why,
     ]
 
 
+#: A row of the history without the reason.
+DROPPED: list[Any] = ["5-0", "T1", "t", "w1@h", 1, 7, BEGIN_MS, BEGIN_MS * 1000, 1.5, What.DROPPED.value]
 GIVEN_UP: dict[Any, Any] = {
     "message_id": "5-0",
     "ticket_id": "T1",
@@ -179,6 +184,7 @@ def expected_history(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Ro
                     "service_ms": float(row.service_ms) if began else None,
                     "what": row.what.value,
                     "written_at": of_ms(row.written_ms),
+                    "why": row.why or None,
                     "date": day_of(row.written_ms),
                     "batch": 0,
                 }
@@ -206,6 +212,7 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
     # Then the history is, row by row, what the bridge itself reads
     found = sorted(rows_of(out, "history"), key=lambda row: (row["history_id"], row["row"]))
     assert found == expected_history(history)
+    assert any(row["why"] for row in found)
     # And so are the dead letters
     first, second, third = sorted(rows_of(out, "dead"), key=lambda row: str(row["message_id"]))
     letter_id, letter = letters[0]
@@ -235,6 +242,28 @@ def test_the_tables_say_what_the_server_says(session: SparkSession, valkey: Embe
     # And times are instants to every reader
     types = {field.name: str(field.type) for field in pq.read_schema(next((out / "history").rglob("*.parquet")))}
     assert types["started_at"] == "timestamp[us, tz=UTC]"
+
+
+def test_an_archive_of_before_has_no_reasons_of_drops(
+    session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
+) -> None:
+    from bridge.spark.archiving.reading import read_table
+    from bridge.spark.archiving.tables import TABLES
+
+    # Given a history in files of which an older version wrote some
+    with valkey.client() as client:
+        for number in range(4):
+            client.xadd(KEYS.history, {"d": orjson.dumps([[*DROPPED, f"reason {number}"]])}, id=f"{BEGIN_MS}-{number}")
+    [table] = [table for table in TABLES if table.name == "history"]
+    where = {"url": valkey.url, "stream": KEYS.stream, "group": KEYS.group, "table": table.name}
+    rows = table.rows(session.read.format("redisstream").schema(table.schema).options(**where).load()).persist()
+    is_old = rows.history_id.rlike("[01]$")
+    rows.filter(is_old).drop("why").write.parquet(f"{tmp_path}/history/date=2026-06-01/batch=0")
+    rows.filter(~is_old).write.parquet(f"{tmp_path}/history/date=2026-06-01/batch=1")
+    rows.unpersist()
+    # Then their rows are read without a reason
+    found = read_table(session, str(tmp_path), "history").orderBy("history_id").collect()
+    assert [row["why"] for row in found] == [None, None, "reason 2", "reason 3"]
 
 
 def test_a_history_that_somebody_wrote_by_hand_ends_no_archive(session: SparkSession, valkey: EmbeddedServer) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
-from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
+from bridge.routing.errors import ConfigurationError, KeyUsed, PayloadError, ServerUnavailable
 from bridge.testing import Handled, LostAttempt, handle, recorded
 
 #: What the tasks were called with, in order.
@@ -344,7 +344,7 @@ def test_a_key_adds_once(app: Any) -> None:
     first = task.push_many([("T", {"n": 1}), ("T", {"n": 2})], idempotency_key="k")
     assert task.push_many([("T", {"n": 1}), ("T", {"n": 2})], idempotency_key="k") == first
     assert len(seen) == 2
-    with pytest.raises(PayloadError, match="other messages"):
+    with pytest.raises(KeyUsed, match="other messages"):
         task.push("T", {"n": 1}, idempotency_key="k")
 
 

@@ -188,6 +188,18 @@ def test_without_a_group_what_is_undone_is_not_judged(redis: Redis) -> None:
     assert verdict.notes == (NO_GROUP,)
 
 
+def test_a_group_that_is_there_again_is_compared_and_no_note_stays(redis: Redis) -> None:
+    written = WrittenLane(redis, TrueLane().play(EVENTFUL).finish())
+    written.finish()
+    redis.xgroup_destroy(written.keys.stream, written.keys.group)
+    following = Audit(redis, written.keys)
+    assert following.run().notes == (NO_GROUP,)
+
+    redis.xgroup_create(written.keys.stream, written.keys.group, "$")
+
+    assert following.run().notes == ()
+
+
 def test_while_the_leader_makes_the_group_again_nothing_counts_as_lost(redis: Redis) -> None:
     """The group's position is restored after the undone messages are pending again, and not before."""
     written = WrittenLane(redis, TrueLane().play(EVENTFUL))

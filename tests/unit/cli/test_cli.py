@@ -60,6 +60,17 @@ def test_a_command_that_is_not_there_names_the_nearest() -> None:
     assert "there is no command 'statsu'; did you mean 'status'?" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("bridge stauts ", "status"), ("bridge tikcet show ", "ticket"), ("bridge ticket shwo ", "show")],
+)
+def test_completion_behind_a_command_that_is_not_there_offers_those_that_are(words: str, offered: str) -> None:
+    env = {"_BRIDGE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()))}
+    result = checked(runner().invoke(cli, [], env=env, prog_name="bridge"))
+    assert f"plain,{offered}\n" in result.stdout
+    assert result.stderr == ""
+
+
 def test_an_app_option_behind_the_command_gets_a_hint_where_it_belongs() -> None:
     result = checked(runner().invoke(cli, ["status", "-A", "shop"]))
     assert result.exit_code == 2

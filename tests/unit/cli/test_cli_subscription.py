@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bridge.routing.keys import LaneKeys
-from bridge.routing.leadership import lead
 from bridge.routing.membership import register
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import APP, CommandLine, Lane, command_line
 from tests.operators import park
+from tests.script_calls import lead
 from tests.unit.cli.subscriptions import SUBSCRIPTIONS, full_lane, pushed, raw, shell_of
 
 

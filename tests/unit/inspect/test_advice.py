@@ -19,6 +19,7 @@ ADVICE = [Advice(), Advice("shop"), Advice("shop:app", "-s"), Advice("shop", "bi
 def tickets() -> Iterator[str]:
     yield from ("-", "--", "---", "-dash", "--all", "--help", "-h", "-s", "--stream", "-A", "--json", "-- x", "-\n")
     yield from ("A", "a b", "a  b", " a ", "it's", '"', "`id`", "$HOME", "\\x41", "w\n1", "\x1b[2J", "\u202ex", "日本")
+    yield from ("a -- b", "-a -- b", "it's -- this", '"a" -- "b"', " -- ", "a\n -- b", "'' -- '")
     drawn = random.Random(7)
     alphabet = "-- \n\t\r\x00\x1b\x7f\x9b'\"\\`$(){}*?~#&;|<>!sA1é\u2028\u202e票"
     for _ in range(500):

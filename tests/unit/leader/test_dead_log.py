@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
+from celery import Celery
 
+import bridge
+from bridge.app.lanes import lane_of
 from bridge.leader.duties.dead_log import DeadLog
+from bridge.leader.leader import Leader
+from bridge.link.server_clock import ServerClock
 from bridge.routing.batch import Batch, DeadLetter
 from bridge.routing.transitions import Advanced
+from bridge.stack.embedded import EmbeddedServer
 
 WRITTEN = Advanced(0, 0, 0)
 
@@ -51,6 +57,19 @@ def test_the_first_have_a_line_each_and_the_others_a_number(
     assert len(caplog.records) == 1
     assert "4711" not in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_term_that_ends_soon_after_a_flood_logs_the_number(
+    valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("shop", broker=valkey.url, set_as_current=False)
+    bridge.install(app)
+    leader = Leader(app, valkey.url, lane_of(app), "1 m", ServerClock(6.0))
+    leader._dead_log.settled(WRITTEN, batch(*(f"{n}-0" for n in range(1, 104))))
+    caplog.clear()
+    leader.close()
+    leader.close()
+    assert [record.message for record in caplog.records] == ["98 more messages are dead (`bridge dead list`)"]
 
 
 def test_an_entry_that_could_not_be_processed_may_name_nothing(caplog: pytest.LogCaptureFixture) -> None:

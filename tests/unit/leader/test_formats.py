@@ -17,8 +17,8 @@ from bridge.link.server_clock import ServerClock
 from bridge.protocol.agreement import LANE_FORMAT
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import LaneKeys
-from bridge.routing.leadership import lead
 from bridge.stack.embedded import EmbeddedServer
+from tests.script_calls import lead
 
 
 def term_of(format_: bytes | None) -> Any:

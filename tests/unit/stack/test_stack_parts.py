@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -32,6 +33,13 @@ def stop() -> Iterator[StopRequest]:
 
 def python(code: str, folder: Path, name: str = "child") -> Child:
     return Child(name, [sys.executable, "-c", code], log_file=folder / f"{name}.log")
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class TestStopRequest:
@@ -80,6 +88,21 @@ class TestChild:
         assert child.exit_code == 3
         assert child.log_tail() == "  hello"
         child.reap()
+
+    def test_nobody_else_gets_its_number_before_its_group_was_killed(self, tmp_path: Path, stop: StopRequest) -> None:
+        child = python("import subprocess; print(subprocess.Popen(['sleep', '600']).pid)", tmp_path)
+        child.start()
+        # Looked at in all ways
+        assert stop.wait(lambda: child.finished() is not None, timeout_s=10)
+        assert not child.running
+        child.send(signal.SIGTERM)
+        left = int(child.log_tail())
+        assert psutil.pid_exists(child.pid)
+        assert not ended(left)
+        child.reap()
+        assert child.exit_code == 0
+        assert not psutil.pid_exists(child.pid)
+        wait_until(lambda: ended(left), description="the process that it left to end")
 
     def test_its_lines_are_handed_on(self, tmp_path: Path, stop: StopRequest) -> None:
         lines: list[str] = []

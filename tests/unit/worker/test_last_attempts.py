@@ -22,7 +22,7 @@ from bridge.protocol.names import BUNDLE_TASK, HEADER_BASE, HEADER_INCARNATION, 
 from bridge.protocol.outcomes import Kind
 from bridge.worker.guard.shared_page import SharedPage
 from bridge.worker.pool.bundles import run_bundle
-from bridge.worker.pool.celery_notices import CeleryNotice
+from bridge.worker.pool.celery_reports import CeleryReport
 from bridge.worker.pool.delivery import Delivery
 from bridge.worker.pool.execute import Execution
 from tests.unit.worker.kept_outcomes import LIFE, KeepingWriter, heads
@@ -162,8 +162,8 @@ def test_the_result_of_a_second_subscription_is_its_own(ends: str) -> None:
     message_id = f"{next(NUMBERS)}-78"
     if ends in ("lost", "revoked"):
         request = Context({"id": message_id, "args": ["T", 1], "kwargs": {}, "ignore_result": False})
-        notice = CeleryNotice(index, request, WorkerLostError("died"), None, search)
-        notice.failed() if ends == "lost" else notice.revoked(terminated=False)
+        report = CeleryReport(index, request, WorkerLostError("died"), None, search)
+        report.failed() if ends == "lost" else report.revoked(terminated=False)
     else:
         shared = SharedPage()
         shared.begin(LIFE, now_ns() + 60 * 10**9)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-class CeleryNotice:
+class CeleryReport:
     """The report of one attempt of one message of ``lane``. ``request``: its Celery context. ``eventer``: None to send
     no event.
     """
@@ -65,7 +65,7 @@ class CeleryNotice:
             store_result=self._stores,
         )
         self._quietly(task.on_failure, exc, request.id, request.args, request.kwargs, self._einfo)
-        self._quietly(*(task.after_return, states.FAILURE, exc, request.id, request.args, request.kwargs, self._einfo))
+        self._quietly(task.after_return, states.FAILURE, exc, request.id, request.args, request.kwargs, self._einfo)
         self._quietly(
             task_failure.send,
             sender=task,
