@@ -88,6 +88,18 @@ def is_outage(exc: BaseException) -> bool:
     return isinstance(exc, UNAVAILABLE) or error_code(exc) in PASSING
 
 
+#: What Redis and Valkey say of a command, a key or a channel that the user may not have.
+_FORBIDDEN = ("NOPERM", "ACL failure in script", "has no permissions to", "No permissions to access")
+
+
+def is_forbidden(exc: BaseException) -> bool:
+    """Whether the server refused a command for this user. It is told by the text of the error, which may come from a
+    script, a pipeline, or kombu.
+    """
+    reason = " ".join(str(exc).split())
+    return any(text in reason for text in _FORBIDDEN)
+
+
 def is_full(exc: BaseException) -> bool:
     """Whether the server refused a write because it has no memory left."""
     return error_code(exc) == "OOM"

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from bridge.link.connections import Wire, client, error_code, is_full, is_outage
-from bridge.link.failures import missing_permission
+from bridge.link.connections import Wire, client, error_code, is_forbidden, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
@@ -64,7 +63,7 @@ def has_no_file_descriptor(exc: BaseException | None) -> bool:
 
 def is_refusal(exc: Exception) -> bool:
     """Whether the server refuses every outcome until somebody mends what is wrong there."""
-    return missing_permission(exc) is not None or error_code(exc) == "WRONGTYPE"
+    return is_forbidden(exc) or error_code(exc) == "WRONGTYPE"
 
 
 class OutcomeWriter:

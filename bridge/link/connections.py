@@ -20,7 +20,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from redis.sentinel import MasterNotFoundError
 
-from bridge.routing.connection import UNAVAILABLE, client, error_code, is_full, is_outage
+from bridge.routing.connection import UNAVAILABLE, client, error_code, is_forbidden, is_full, is_outage
 from bridge.routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
 from bridge.routing.server import unfit
 from bridge.settings.address import without_password
@@ -31,6 +31,7 @@ __all__ = [
     "check_server",
     "client",
     "error_code",
+    "is_forbidden",
     "is_full",
     "is_outage",
     "over",

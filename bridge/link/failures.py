@@ -10,13 +10,11 @@ import errno
 import redis
 from celery.exceptions import ImproperlyConfigured
 
-from bridge.link.connections import UNAVAILABLE, lacks_command
+from bridge.link.connections import UNAVAILABLE, is_forbidden, lacks_command
 from bridge.routing.errors import ConfigurationError, InputError, ServerUnavailable, TicketBridgeError
 
 #: Error numbers of an output without room.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: What Redis and Valkey say of a command, a key or a channel that the user may not have.
-NO_PERMISSION = ("NOPERM", "ACL failure in script", "has no permissions to", "No permissions to access")
 
 
 def translated(exc: Exception) -> TicketBridgeError | None:
@@ -37,12 +35,8 @@ def translated(exc: Exception) -> TicketBridgeError | None:
 
 
 def missing_permission(exc: Exception) -> ServerUnavailable | None:
-    """The error to print where the server refused a command for this user; None: for another reason.
-
-    It is told by its text: it may come in an error of a script, of a pipeline, or of kombu.
-    """
-    reason = " ".join(str(exc).split())
-    return _forbidden(reason) if any(text in reason for text in NO_PERMISSION) else None
+    """The error to print where the server refused a command for this user; None: for another reason."""
+    return _forbidden(" ".join(str(exc).split())) if is_forbidden(exc) else None
 
 
 def _forbidden(reason: str) -> ServerUnavailable:
