@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from redis.exceptions import ResponseError
+
+from bridge.routing.ids import id_key
 from bridge.routing.keys import layout_key, masters, masters_stand
 from tests.chaos.company import Company, consumer_of
 from tests.chaos.ledger import now_ns
@@ -18,6 +21,8 @@ from tests.chaos.subscriptions import STREAMS
 
 #: Seconds for which a fault waits for the moment that suits it.
 TRAP_S = 5.0
+#: The name in the group under which a person acts.
+SOMEBODY = "somebody"
 
 
 def method_of(action: str) -> str:
@@ -221,13 +226,46 @@ class Actions(Company):
         return True
 
     def _claim_a_message_by_hand(self, which: float, *_: float) -> bool:
-        pending: Any = self.redis.xpending_range(self.keys.stream, self.keys.group, "-", "+", 200)
-        # One that is delayed is taken back by a repair, which may be after it is due: then its place has passed.
-        found = [row for row in pending if not row["consumer"].endswith("/delayed")]
-        if not found:
+        ids = [id_ for id_, _ in self._pending_list()]
+        if not ids:
             return False
-        id_ = found[int(which * len(found))]["message_id"]
-        return bool(self.redis.xclaim(self.keys.stream, self.keys.group, "somebody", 0, [id_], justid=True))
+        id_ = ids[int(which * len(ids))]
+        return bool(self.redis.xclaim(self.keys.stream, self.keys.group, SOMEBODY, 0, [id_], justid=True))
+
+    def _change_the_group_by_hand(self, how: float, which: float, many: float, *_: float) -> bool:
+        """Takes messages off the pending list that are not done, or new ones from under the leader's eyes."""
+        stream, group = self.keys.stream, self.keys.group
+        listed = self._pending_list()
+        names = sorted({name for _, name in listed})
+        oldest: Any = self.redis.xrange(self.keys.history, count=1)
+        # While nobody leads, only the history could tell that older ones are undone.
+        known = [id_ for id_, _ in listed if oldest and id_key(id_) > id_key(oldest[0][0])]
+        if how < 0.4 and known:
+            first = int(which * len(known))
+            ids = known[first : first + 1 + int(10 * many)]
+            self.notes.taken.update(ids)
+            return bool(self.redis.xack(stream, group, *ids))
+        if how < 0.6 and names:
+            name = names[int(which * len(names))]
+            self.notes.taken.update(id_ for id_, its in listed if its == name)
+            return bool(self.redis.xgroup_delconsumer(stream, group, name))
+        if how < 0.8 and listed:
+            # What is delayed, too.
+            pending: Any = self.redis.xpending_range(stream, group, "-", "+", 1_000_000)
+            self.notes.taken.update(row["message_id"] for row in pending)
+            return bool(self.redis.xgroup_destroy(stream, group))
+        return bool(listed) and bool(self.redis.xreadgroup(group, SOMEBODY, {stream: ">"}, count=1 + int(10 * many)))
+
+    def _pending_list(self) -> list[tuple[str, str]]:
+        """(id, name) of what is pending, but for what is delayed. That is taken back by a repair, which may be after it
+        is due: then its place has passed.
+        """
+        try:
+            pending: Any = self.redis.xpending_range(self.keys.stream, self.keys.group, "-", "+", 1000)
+        except ResponseError:
+            # It was destroyed by hand.
+            return []
+        return [(row["message_id"], row["consumer"]) for row in pending if not row["consumer"].endswith("/delayed")]
 
     def _lose_the_set_of_masters(self, which: float, *_: float) -> bool:
         kinds = ((masters, masters_stand), (masters,), (masters_stand,))[int(3 * which)]

@@ -46,6 +46,7 @@ LANE_ACTIONS = {
     "purge a queue": 2,
     "throw a Celery message away": 2,
     "claim a message by hand": 1,
+    "change the group by hand": 2,
     "lose the set of masters": 1,
     "lose the layout": 1,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from redis import Redis
@@ -131,9 +131,11 @@ def _of_older_version(lanes: Sequence[LaneKeys]) -> Sequence[str]:
     return (schedule_key(STREAMS[OLDER]),) if followed else ()
 
 
-def look(redis: Redis, lane: Subscription, messages: Sequence[Message], newest: int) -> list[Violation]:
+def look(
+    redis: Redis, lane: Subscription, messages: Sequence[Message], newest: int, taken: Collection[str] = ()
+) -> list[Violation]:
     """One atomic look at a lane at work: is every one of the ``newest`` of its ``messages`` that the group has read
-    accounted for?
+    accounted for? Without those that were ``taken`` off the pending list by hand.
     """
     keys, among = lane.keys, lane.wanted(messages)[-newest:]
     if not among:
@@ -145,10 +147,17 @@ def look(redis: Redis, lane: Subscription, messages: Sequence[Message], newest: 
         pipe.xpending_range(keys.stream, keys.group, "-", "+", 1_000_000)
         for ticket in tickets:
             pipe.xrange(EFFECTS + ticket)
-        groups, dead, pending, *applied = pipe.execute()
-    [group] = [group for group in groups if group["name"] == keys.group]
-    last = _order(group["last-delivered-id"])
-    read = [(m.message_id, m.ticket) for m in among if _order(m.message_id) <= last]
+        groups, dead, pending, *applied = pipe.execute(raise_on_error=False)
+    for reply in (groups, dead, *applied):
+        if isinstance(reply, Exception):
+            raise reply
+    mine = [group for group in groups if group["name"] == keys.group]
+    if not mine:
+        # It was destroyed by hand.
+        return []
+    last = _order(mine[0]["last-delivered-id"])
+    among = [m for m in among if _order(m.message_id) <= last]
+    read = [(m.message_id, m.ticket) for m in among if stream_id(m.message_id) not in taken]
     succeeded = {lane.own_id(fields["id"]) for found in applied for _, fields in found}
     waiting = {row["message_id"] for row in pending}
     return check_snapshot(read, waiting, succeeded, {stream_id(fields["message_id"]) for _, fields in dead})

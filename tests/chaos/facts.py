@@ -130,6 +130,9 @@ class Notes:
     lossy_crashes: list[tuple[int, int]] = field(default_factory=list)
     #: Processes that were killed while they may have run something: each can use up one attempt that left no trace.
     kills: int = 0
+    #: Entries that somebody took off the pending list by hand. Until they are pending again, nothing says that they are
+    #: undone.
+    taken: set[str] = field(default_factory=set)
     #: Messages that an operator replayed: they may come later than their place.
     replayed: set[str] = field(default_factory=set)
     #: How many replays there were: each takes a dead letter back that the lane has counted.

@@ -343,7 +343,7 @@ class Run:
         self._look_at_ticks()
         try:
             for one in self._there():
-                self._found += evidence.look(self.redis, one, self.feeder.messages, LOOK_AT)
+                self._found += evidence.look(self.redis, one, self.feeder.messages, LOOK_AT, self.notes.taken)
         except UNAVAILABLE:
             return
 
