@@ -32,7 +32,7 @@ from bridge.master.election import RENEWALS
 from bridge.master.older_led import OlderLed
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
-from bridge.routing.leadership import attend, depart, read_token, renew, stand
+from bridge.routing.leadership import attend, depart, read_token, renew, resign, stand
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -269,6 +269,7 @@ class Leads:
         sent = time.monotonic()
         replies = stand(self._redis, self._holder, [lane.candidate for lane in wanted])
         away: RedisError | None = None
+        lost: list[tuple[LaneMaster, str]] = []
         for lane, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, RedisError):
                 if is_outage(reply):
@@ -287,11 +288,25 @@ class Leads:
             except ValueError as exc:
                 lane.refused(exc)
                 continue
+            if holder == self._holder:
+                lost.append((lane, reply.token))
+                continue
             lane.follows(holder, reply.token)
             self._ask_at = min(self._ask_at, now + max(0.01, reply.left_ms / 1000))
         if away is not None:
             # The server answers, and refuses writes: it is a replica, has too few replicas, or cannot store them.
             raise away
+        self._end_lost(lost)
+
+    def _end_lost(self, leads: Sequence[tuple[LaneMaster, str]]) -> None:
+        """Ends leads of this master that no thread of it knows: the reply lacked that said so. Asks again at once.
+
+        Such a term is not taken. A reading under it may have been given up, and a script of that could run late.
+        """
+        for lane, token in leads:
+            logger.info("this master leads %s in a term that it did not learn of: asking again", lane.title)
+            resign(self._redis, lane.keys, token)
+            self._ask_at = 0.0
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
         """Checks whether other masters lead versions that this one does not name any more."""
