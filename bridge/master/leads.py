@@ -101,6 +101,8 @@ class Leads:
         self._free_since: dict[LaneMaster, float] = {}
         #: Chain -> until when this master stands aside. Written by the threads of lanes.
         self._aside: dict[str, float] = {}
+        #: Whether the other masters were told of all these chains.
+        self._aside_told = True
 
     # -- control from other threads --------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Leads:
         """Leaves ``chain`` to other masters for a while: this one had a defect there."""
         self._aside[chain] = time.monotonic() + ASIDE_S
         if self._share is not None:
-            self._attend_at = 0.0
+            self._aside_told = False
             self._poked.set()
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -219,11 +221,15 @@ class Leads:
 
     def _attend(self, share: Share) -> None:
         now = time.monotonic()
-        if now < self._attend_at:
+        if self._aside_told and now < self._attend_at:
             return
-        self._aside = {chain: until for chain, until in self._aside.items() if until > now}
+        # Stays so when there is no answer.
+        self._attend_at = 0.0
+        # A lane's thread may add a chain from here on: it is told next time.
+        self._aside_told = True
+        aside = frozenset(chain for chain, until in self._aside.copy().items() if until > now)
         chains = frozenset(lane.chain for lane in self._lanes)
-        stands = Standing(chains, self._named, frozenset(self._aside)).text()
+        stands = Standing(chains, self._named, aside).text()
         lease_ms = int(self._lease_s * 1000)
         found = attend(self._redis, self._stream, self._holder, lease_ms, stands, self._version)
         self._version = found.version

@@ -14,9 +14,10 @@ from redis.exceptions import ConnectionError as Lost
 import bridge.master.leads
 from bridge.link.server_clock import ServerClock
 from bridge.master.leads import Leads
-from bridge.routing.keys import LaneKeys
+from bridge.protocol.standing import read_standing
+from bridge.routing.keys import LaneKeys, masters_stand
 from bridge.routing.layouts import in_layout
-from bridge.routing.leadership import Candidate, lead, stand
+from bridge.routing.leadership import Candidate, attend, lead, stand
 from bridge.stack.embedded import EmbeddedServer
 
 
@@ -109,3 +110,75 @@ def test_a_master_that_did_not_learn_that_it_was_elected_does_not_wait_for_itsel
         assert lost.told == [("elected", "2 m1")]
         assert led.told == [("follows", "1 m2")] * 2
         assert redis.get(led.keys.leader) == b"1 m2"
+
+
+def stands_aside_in(redis: Redis) -> frozenset[str]:
+    """The chains that the master leaves to others, as they see it."""
+    found: Any = redis.hget(masters_stand("orders"), "m1")
+    return read_standing(found.partition(b" ")[2]).aside
+
+
+def test_a_defect_in_a_lane_while_the_master_names_its_lanes_is_told_next(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other masters learned of it with the next renewal, so for that time nobody led the lane."""
+    with valkey.client() as redis:
+        leads = leads_of(redis, [lane_of("orders"), lane_of("bills")])
+        share = leads._share
+        assert share is not None
+
+        def attend_meanwhile(*args: Any) -> Any:
+            leads.stand_aside("bills")
+            return attend(*args)
+
+        # Given a defect on a lane's thread while the command is under way
+        monkeypatch.setattr(bridge.master.leads, "attend", attend_meanwhile)
+        leads._attend(share)
+        assert stands_aside_in(redis) == set()
+        monkeypatch.undo()
+        # When the thread turns again, then the others are told
+        leads._attend(share)
+        assert stands_aside_in(redis) == {"bills"}
+
+
+def test_two_lanes_may_have_a_defect_at_one_moment(valkey: EmbeddedServer) -> None:
+    """The set of lanes changed while it was looked at: that was a defect of all lanes, which were not renewed."""
+    with valkey.client() as redis:
+        leads = leads_of(redis, [lane_of("orders"), lane_of("bills")])
+        share = leads._share
+        assert share is not None
+
+        class Until(float):
+            """A time that another thread's defect meets."""
+
+            def __gt__(self, other: float) -> bool:
+                leads.stand_aside("bills")
+                return super().__gt__(other)
+
+        leads.stand_aside("orders")
+        leads._aside["orders"] = Until(leads._aside["orders"])
+        leads._attend(share)
+        assert stands_aside_in(redis) == {"orders"}
+        leads._attend(share)
+        assert stands_aside_in(redis) == {"orders", "bills"}
+
+
+def test_a_place_among_the_masters_that_got_no_answer_is_asked_for_again(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with valkey.client() as redis:
+        leads = leads_of(redis, [lane_of("orders"), lane_of("bills")])
+        share = leads._share
+        assert share is not None
+        leads._attend(share)
+        leads.stand_aside("bills")
+
+        def no_answer(*_args: Any) -> Any:
+            raise Lost("the connection broke")
+
+        monkeypatch.setattr(bridge.master.leads, "attend", no_answer)
+        with pytest.raises(Lost):
+            leads._attend(share)
+        monkeypatch.undo()
+        leads._attend(share)
+        assert stands_aside_in(redis) == {"bills"}
