@@ -51,18 +51,24 @@ class Script:
             return await client.execute_command("EVAL", self.text, len(keys), *keys, *args)
 
     def run_each(self, client: Redis, calls: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Runs the script once for each of ``calls`` (number of keys, keys, arguments), in one round trip; in two when
-        the server does not know the script. Returns the replies; an error of one call is its reply.
+        """Runs the script once for each of ``calls`` (number of keys, keys, arguments), in one round trip; in three
+        when the server does not know the script. Returns the replies; an error of one call is its reply.
         """
-        for _ in range(2):
-            with client.pipeline(transaction=False) as pipe:
-                for call in calls:
-                    pipe.execute_command("EVALSHA", self.sha, *call)
-                replies = pipe.execute(raise_on_error=False)
-            if not any(isinstance(reply, NoScriptError) for reply in replies):
-                break
+        replies = self._send_each(client, calls)
+        # Another process may have loaded the script between two calls. Those that ran must not run again.
+        unknown = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
             client.script_load(self.text)
+            again = self._send_each(client, [calls[index] for index in unknown])
+            for index, reply in zip(unknown, again, strict=True):
+                replies[index] = reply
         return replies
+
+    def _send_each(self, client: Redis, calls: Sequence[Sequence[Argument]]) -> list[Any]:
+        with client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command("EVALSHA", self.sha, *call)
+            return pipe.execute(raise_on_error=False)
 
     def call(self, keys: Sequence[Argument], args: Sequence[Argument]) -> tuple[Argument, ...]:
         """The command that runs the script, for a caller who sends it by itself. It may raise `NoScriptError`."""

@@ -315,7 +315,7 @@ def floor(client: Redis, lead: Leadership, id_: str, *, agreed: bool = False) ->
 
 
 def all_agreed(client: Redis, leads: Sequence[Leadership]) -> None:
-    """Counts for each of ``leads`` that the pending list agreed with the picture. Two round trips at most.
+    """Counts for each of ``leads`` that the pending list agreed with the picture. Three round trips at most.
 
     A lane that is not led in this term any more is left out: its election finds out.
     """

@@ -164,7 +164,9 @@ def undone_in(client: Redis, stream: str, group: str) -> tuple[bool, str]:
     if found.pending:
         pending: Any = client.xpending_range(stream, group, "-", "+", 1)
         if pending:
-            return True, id_before(id_key(text_of(pending[0]["message_id"])))
+            # A row, also where the client returns replies as they are.
+            first = pending[0]["message_id"] if isinstance(pending[0], dict) else pending[0][0]
+            return True, id_before(id_key(text_of(first)))
     last: Any = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
     return bool(last) and id_key(text_of(last[0][0])) > id_key(found.read_to), found.read_to
 

@@ -27,6 +27,7 @@ from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ti
 from bridge.inspect.dead_letters import of_message, read_page
 from bridge.inspect.delayed import DuePlace, Mode, Selection, count_of, now_ms_of
 from bridge.inspect.delayed import read_page as delayed_page
+from bridge.inspect.dropped import dropped_problems, read_dropped
 from bridge.inspect.lane_problems import lane_problems
 from bridge.inspect.partitions import name_letter
 from bridge.inspect.pending import PendingState, Wanted
@@ -117,6 +118,7 @@ async def status(site: SiteOf, caller: Reading, subscription: Subscription = Non
         with closing(reach_lanes(site.app, every)) as redis:
             found = read_subscriptions(redis, {name: [lane.settings for lane in some] for name, some in lanes.items()})
             problems = lane_problems(redis, site.settings, every, found, commands)
+            problems += dropped_problems(redis, read_dropped(redis, every))
         return {
             "subscriptions": [one.document(commands(lanes[one.name][0].settings)) for one in found],
             "problems": problems,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from bridge.inspect.dropped import Dropped
 from bridge.routing.groups import groups_in
 from bridge.routing.keys import retired_key
 from bridge.routing.layouts import layout_of, retired_among
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 class StreamState:
     """One stream. ``partition``: its number; None: the stream is not split. ``version``: 0 for the newest, 1 for the
     one before, and so on; None: it was retired, at ``retired_ms``. ``last_id``: of the last entry ever added; None:
-    there is no stream. ``is_old``: it is a partition of an older layout.
+    there is no stream. ``is_old``: it is a partition of an older layout. ``is_dropped``: the app does not name this
+    older version any more; ``version`` is None then, too.
     """
 
     stream: str
@@ -38,6 +40,7 @@ class StreamState:
     groups: tuple[str, ...]
     retired_ms: int | None = None
     is_old: bool = False
+    is_dropped: bool = False
 
 
 def read_retired(redis: Redis, versions: Sequence[str]) -> list[StreamState]:
@@ -79,17 +82,28 @@ def read_streams(redis: Redis, lanes: Sequence[AppLane]) -> list[StreamState]:
     """The streams of ``lanes``, each once, in one round trip. Raises redis errors."""
     found = {lane.settings.stream: lane for lane in lanes}
     versions = list(dict.fromkeys(lane.version for lane in lanes))
-    with redis.pipeline(transaction=False) as pipe:
-        for stream in found:
-            pipe.execute_command("XINFO", "STREAM", stream)
-            pipe.execute_command("XINFO", "GROUPS", stream)
-        replies = pipe.execute(raise_on_error=False)
     states = []
-    for place, (stream, lane) in enumerate(found.items()):
+    for (stream, lane), replies in zip(found.items(), _asked(redis, list(found)), strict=True):
         after = len(versions) - 1 - versions.index(lane.version)
-        state = _state(stream, lane.partition, after, *replies[2 * place : 2 * place + 2])
+        state = _state(stream, lane.partition, after, *replies)
         states.append(replace(state, is_old=len(lane.newer) > after))
     return states
+
+
+def read_dropped_streams(redis: Redis, dropped: Sequence[Dropped]) -> list[StreamState]:
+    """The streams of ``dropped`` that are there, each once, in one round trip. Raises redis errors."""
+    names = list(dict.fromkeys(one.stream for one in dropped))
+    states = [_state(name, None, None, *replies) for name, replies in zip(names, _asked(redis, names), strict=True)]
+    return [replace(state, is_dropped=True) for state in states if state.last_id is not None]
+
+
+def _asked(redis: Redis, names: Sequence[str]) -> list[tuple[Any, Any]]:
+    with redis.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.execute_command("XINFO", "STREAM", name)
+            pipe.execute_command("XINFO", "GROUPS", name)
+        replies = pipe.execute(raise_on_error=False)
+    return list(zip(replies[::2], replies[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,7 @@ def read_unread(redis: Redis, app: Celery) -> list[Unread]:
     ]
 
 
-def _state(stream: str, partition: int | None, version: int, info: Any, groups: Any) -> StreamState:
+def _state(stream: str, partition: int | None, version: int | None, info: Any, groups: Any) -> StreamState:
     names = tuple(sorted(name.decode(errors="backslashreplace") for name in groups_in(groups)))
     where = (stream, partition, version)
     if isinstance(info, ResponseError) and "no such key" in str(info):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import NoPermissionError
 
 from bridge.app.lanes import subscriptions_of
+from bridge.inspect.dropped import waits_for_dropped
 from bridge.inspect.scans import MUCH_UNREAD
 from bridge.inspect.ticket_search import locate
 from bridge.inspect.ticket_state import TicketState
@@ -69,7 +70,9 @@ def with_versions(
         return replace(found, why="; ".join((found.why, *_not_parked(lane, locate))))
     if found.state not in _COULD_GO:
         return found
-    why = _older(lane, found, locate) or _newer(redis, lane, found.ticket)
+    why = (
+        _older(lane, found, locate) or waits_for_dropped(redis, lane, found.ticket) or _newer(redis, lane, found.ticket)
+    )
     return replace(found, why=why) if why else found
 
 

@@ -259,6 +259,9 @@ def why_unreachable(exc: BaseException, url: str) -> str:
                 f"{reason}; is it a server with TLS, for which the broker's URL is rediss://, or one in protected "
                 "mode, which takes other machines with a password only?"
             )
+        if hung_up and url.startswith("unix://"):
+            # The server says that before it hangs up, but the first command may fail before the client reads it.
+            return f"{reason}; is it at its limit of clients (maxclients)?"
         return f"{reason}; is it running?"
     cause = exc.__cause__ or exc.__context__
     if isinstance(cause, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):

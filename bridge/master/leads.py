@@ -32,7 +32,7 @@ from bridge.master.election import RENEWALS
 from bridge.master.older_led import OlderLed
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
-from bridge.routing.leadership import attend, depart, lead, read_token, renew
+from bridge.routing.leadership import attend, depart, lead, read_token, renew, resign
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -101,6 +101,8 @@ class Leads:
         self._free_since: dict[LaneMaster, float] = {}
         #: Chain -> until when this master stands aside. Written by the threads of lanes.
         self._aside: dict[str, float] = {}
+        #: Whether the other masters were told of all these chains.
+        self._aside_told = True
 
     # -- control from other threads --------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class Leads:
         """Leaves ``chain`` to other masters for a while: this one had a defect there."""
         self._aside[chain] = time.monotonic() + ASIDE_S
         if self._share is not None:
-            self._attend_at = 0.0
+            self._aside_told = False
             self._poked.set()
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -219,11 +221,15 @@ class Leads:
 
     def _attend(self, share: Share) -> None:
         now = time.monotonic()
-        if now < self._attend_at:
+        if self._aside_told and now < self._attend_at:
             return
-        self._aside = {chain: until for chain, until in self._aside.items() if until > now}
+        # Stays so when there is no answer.
+        self._attend_at = 0.0
+        # A lane's thread may add a chain from here on: it is told next time.
+        self._aside_told = True
+        aside = frozenset(chain for chain, until in self._aside.copy().items() if until > now)
         chains = frozenset(lane.chain for lane in self._lanes)
-        stands = Standing(chains, self._named, frozenset(self._aside)).text()
+        stands = Standing(chains, self._named, aside).text()
         lease_ms = int(self._lease_s * 1000)
         found = attend(self._redis, self._stream, self._holder, lease_ms, stands, self._version)
         self._version = found.version
@@ -269,6 +275,7 @@ class Leads:
         sent = time.monotonic()
         replies = lead(self._redis, self._holder, [lane.candidate for lane in wanted])
         away: RedisError | None = None
+        lost: list[tuple[LaneMaster, str]] = []
         for lane, reply in zip(wanted, replies, strict=True):
             if isinstance(reply, RedisError):
                 if is_outage(reply):
@@ -287,11 +294,25 @@ class Leads:
             except ValueError as exc:
                 lane.refused(exc)
                 continue
+            if holder == self._holder:
+                lost.append((lane, reply.token))
+                continue
             lane.follows(holder, reply.token)
             self._ask_at = min(self._ask_at, now + max(0.01, reply.left_ms / 1000))
         if away is not None:
             # The server answers, and refuses writes: it is a replica, has too few replicas, or cannot store them.
             raise away
+        self._end_lost(lost)
+
+    def _end_lost(self, leads: Sequence[tuple[LaneMaster, str]]) -> None:
+        """Ends leads of this master that no thread of it knows: the reply lacked that said so. Asks again at once.
+
+        Such a term is not taken. A reading under it may have been given up, and a script of that could run late.
+        """
+        for lane, token in leads:
+            logger.info("this master leads %s in a term that it did not learn of: asking again", lane.title)
+            resign(self._redis, lane.keys, token)
+            self._ask_at = 0.0
 
     def _look_at_dropped(self, lanes: Sequence[LaneMaster]) -> None:
         """Checks whether other masters lead versions that this one does not name any more."""

@@ -157,6 +157,11 @@ class _Patterns:
         return tuple(f"{prefix}:*" for prefix in self.prefixes)
 
     @property
+    def chain(self) -> tuple[str, ...]:
+        """The keys that say which streams are versions of each other."""
+        return tuple(f"{{{name}}}/{kind}" for name in (*self.names, *self.older) for kind in _KINDS)
+
+    @property
     def lanes(self) -> tuple[str, ...]:
         """All keys of the lanes, and their streams."""
         return (*self.names, *self.older, *self.of_lanes)
@@ -188,7 +193,10 @@ def _spark_reader(of: _Patterns) -> Access:
 def _operator(of: _Patterns) -> Access:
     notes = [literal(retired_key(name)) for name in of.versions]
     schedule = literal(schedule_key(of.stream))
-    return _access(Role.OPERATOR, (*of.lanes, *of.layout, *of.older_layouts, *notes, schedule), (), OWN[Role.OPERATOR])
+    keys = (*of.lanes, *of.layout, *of.older_layouts, *of.chain, *notes, schedule)
+    # Which newer versions an older one has.
+    commands = {*OWN[Role.OPERATOR], *(("smembers",) if of.older else ())}
+    return _access(Role.OPERATOR, keys, (), commands)
 
 
 def _master(app: Celery, of: _Patterns, *, asks_for_memory: bool, http: bool) -> Access:
@@ -200,7 +208,6 @@ def _master(app: Celery, of: _Patterns, *, asks_for_memory: bool, http: bool) ->
     if asks_for_memory:
         commands.add("memory|usage")
     share = f"{literal(masters(of.stream))}*"
-    chain = [f"{{{name}}}/{kind}" for name in (*of.names, *of.older) for kind in _KINDS]
     if of.older:
         commands |= {*commands_in(FOLLOW.text), "mget", "xrevrange"}
     schedules = [literal(schedule_key(name)) for name in of.versions]
@@ -210,7 +217,7 @@ def _master(app: Celery, of: _Patterns, *, asks_for_memory: bool, http: bool) ->
     lives = [http_consumer(literal(name), "*") for name in of.versions]
     # Before an entry leaves, its leader asks about the lanes of other apps, too.
     beside = [f"{{{name}}}:*:{kind}" for name in (*of.names, *of.older) for kind in ("dead", "agreed")]
-    keys = (*of.lanes, *of.layout, *of.older_layouts, share, *lives, *pushed, *chain, *schedules, *beside)
+    keys = (*of.lanes, *of.layout, *of.older_layouts, share, *lives, *pushed, *of.chain, *schedules, *beside)
     return _access(Role.MASTER, (*keys, *BINDINGS, "celeryev.*"), heard, commands)
 
 

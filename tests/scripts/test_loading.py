@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from redis.client import Pipeline
 from redis.exceptions import NoScriptError, ResponseError
 
 from bridge.routing import http_consumers
@@ -15,8 +16,9 @@ from bridge.routing.batch import Batch
 from bridge.routing.delaying import move_due
 from bridge.routing.effects import Success, apply, tell
 from bridge.routing.keys import LaneKeys
-from bridge.routing.layouts import claim_layout
-from bridge.routing.leadership import Lead, attend, begin_term, depart, renew, resign
+from bridge.routing.layouts import claim_layout, in_layout
+from bridge.routing.leadership import Candidate, Lead, attend, begin_term, depart, renew, resign
+from bridge.routing.leadership import lead as lead_each
 from bridge.routing.membership import died, goodbye, meet, register
 from bridge.routing.notices import note_told
 from bridge.routing.partitions import Layout
@@ -30,8 +32,10 @@ from bridge.routing.scripts import Script
 from bridge.routing.subscribing import make_group, unsubscribe
 from bridge.routing.ticks import LastTick, Pusher, drop_ticks, tick
 from bridge.routing.transitions import (
+    Leadership,
     adopt,
     advance,
+    all_agreed,
     drain,
     floor,
     forget,
@@ -52,7 +56,7 @@ from bridge.routing.transitions import (
 from bridge.routing.versions import follow
 from bridge.testing.nodes.process import ROOT
 from tests.script_calls import lead, push_many, push_once
-from tests.scripts.world import OPENING, TOKEN, World, incarnation
+from tests.scripts.world import MASTER, NEWER, OLDER, OPENING, TOKEN, Client, World, incarnation
 
 pytestmark = pytest.mark.scripts
 
@@ -170,6 +174,45 @@ def test_a_known_script_takes_one_round_trip(world: World) -> None:
     stats = world.client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 1
     assert "cmdstat_eval" not in stats
+
+
+def loads_after_the_first_call(client: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process loads the script between the first and the second command of each pipeline."""
+    client.script_flush()
+    text = Script(name).text
+
+    class Interrupted(Pipeline):
+        def execute(self, raise_on_error: bool = True) -> list[Any]:
+            commands, replies = self.command_stack, []
+            for command in commands:
+                self.command_stack = [command]
+                replies += super().execute(raise_on_error)
+                client.script_load(text)
+            return replies
+
+    def pipeline(transaction: bool) -> Pipeline:
+        return Interrupted(client.connection_pool, client.response_callbacks, transaction, None)
+
+    monkeypatch.setattr(client, "pipeline", pipeline)
+
+
+def test_a_master_that_was_elected_does_not_ask_again_for_a_lane_that_found_no_script(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that it follows itself: nobody led that lane until the leader lease ended."""
+    lanes = [Candidate(LaneKeys(name, "bridge"), in_layout(name), 5000) for name in (OLDER, NEWER)]
+    loads_after_the_first_call(world.client, "lead", monkeypatch)
+    assert lead_each(world.client, "m1@a", lanes) == [(True, "1 m1@a", 5000), (True, "1 m1@a", 5000)]
+
+
+def test_a_comparison_is_counted_once_where_another_lane_found_no_script(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries would leave the stream that this leader has not looked at since they were found."""
+    near = Leadership(LaneKeys(world.keys.stream, "neighbour"), TOKEN, MASTER)
+    loads_after_the_first_call(world.client, "floor", monkeypatch)
+    all_agreed(world.client, [world.lead, near])
+    assert [int(world.client.get(lead.keys.agreed)) for lead in (world.lead, near)] == [1, 1]
 
 
 def test_an_error_of_the_script_itself_is_not_taken_for_a_missing_one(world: World) -> None:

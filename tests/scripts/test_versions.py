@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+import bridge.leader.step.dropped_versions
+from bridge.leader.step.dropped_versions import VERSIONS_S, WARN_S, DroppedVersions
 from bridge.routing.batch import Batch, OlderLane
 from bridge.routing.errors import ConfigurationError, DispatchRefused, NotLeading
 from bridge.routing.keys import LaneKeys, follows_key, newer_key
@@ -25,6 +27,7 @@ from bridge.routing.versions import (
     older_versions,
     refuse_left_behind,
 )
+from tests.scripts.keeping import Clock
 from tests.scripts.world import LEASE_MS, MASTER, OPENING, TOKEN, World
 
 pytestmark = pytest.mark.scripts
@@ -203,6 +206,25 @@ def test_nothing_is_dispatched_while_somebody_leads_a_dropped_version(fresh: Wor
     assert fresh.snapshot() == before
     fresh.client.delete(OLDER.leader)
     assert advance(fresh.client, fresh.lead, OPENING, batch).base
+
+
+def test_a_leader_warns_of_each_dropped_version_that_has_undone_messages(
+    fresh: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It warned of one of them: of the other one nothing was said until the first one was done."""
+    clock = Clock()
+    monkeypatch.setattr(bridge.leader.step.dropped_versions, "time", clock)
+    streams = [OLDER.stream, NEWER.stream]
+    for stream in streams:
+        fresh.client.execute_command("XADD", stream, "5-0", "ticket_id", "A")
+        fresh.client.xgroup_create(stream, fresh.keys.group, "0")
+    dropped = DroppedVersions(fresh.client, fresh.keys, streams)
+    assert [next(name for name in streams if name in line) for line in caplog.messages] == streams
+    # And not at each look
+    for seconds, lines in ((VERSIONS_S, 2), (WARN_S, 4)):
+        clock.now_s += seconds
+        dropped.look(fresh.client)
+        assert len(caplog.messages) == lines
 
 
 def test_only_the_leader_notes_what_a_stream_follows(fresh: World) -> None:

@@ -49,7 +49,7 @@ def list_(target: Target, as_json: bool) -> None:
     elif found:
         console().print(table(found))
     else:
-        click.echo("no consumers: start a worker with `celery -A APP worker -n w1@%h`")
+        click.echo(f"no consumers: start a worker with {target.commands(lanes[0].settings).worker}")
 
 
 @consumer.command()

@@ -141,6 +141,7 @@ class _Several:
 
 def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     """Problems of no lane of the app."""
+    from bridge.inspect.dropped import dropped_problems, read_dropped
     from bridge.inspect.streams import read_retired, read_unread, retired_problems
     from bridge.inspect.undeclared import undeclared_holders
     from bridge.routing.layouts import difference
@@ -153,7 +154,8 @@ def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     retired = retired_problems(read_retired(redis, target.versions))
     unread = [one.problem for one in read_unread(redis, target.app)]
     undeclared = undeclared_holders(redis, target.subscriptions, commands)
-    return [*([] if differs is None else [differs]), *unread, *undeclared, *retired]
+    dropped = dropped_problems(redis, read_dropped(redis, target.status_lanes))
+    return [*([] if differs is None else [differs]), *unread, *undeclared, *retired, *dropped]
 
 
 def as_document(lane: LaneStatus) -> dict[str, Any]:

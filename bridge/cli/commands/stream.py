@@ -45,11 +45,14 @@ def list_(target: Target, as_json: bool) -> None:
     """Lists the streams of the app: each partition of each version, with its entries and groups."""
     from bridge.app.finding import reach
     from bridge.app.lanes import lanes_of
-    from bridge.inspect.streams import read_retired, read_streams, read_unread
+    from bridge.inspect.dropped import dropped_problems, read_dropped
+    from bridge.inspect.streams import read_dropped_streams, read_retired, read_streams, read_unread
 
     target.learn()
     redis = reach(target.app)
-    found = [*read_streams(redis, lanes_of(target.app)), *read_retired(redis, target.versions)]
+    lanes = lanes_of(target.app)
+    dropped = read_dropped(redis, lanes)
+    found = [*read_dropped_streams(redis, dropped), *read_streams(redis, lanes), *read_retired(redis, target.versions)]
     unread = read_unread(redis, target.app)
     if as_json:
         echo_json({"streams": found, "unread": unread})
@@ -63,12 +66,16 @@ def list_(target: Target, as_json: bool) -> None:
         version, last = "newest" if one.version == 0 else f"{one.version} older", one.last_id or "no stream yet"
         if one.is_old:
             version = "old partition"
+        if one.is_dropped:
+            version = "not named"
         if one.retired_ms is not None:
             version, last = "retired", moment(one.retired_ms)
         table.add_row(one_line(one.stream), version, last, groups, f"{one.entries:,}")
     for other in unread:
         table.add_row(one_line(other.stream), "no partition", "", "nobody reads it", f"{other.entries:,}")
     console().print(table)
+    for problem in dropped_problems(redis, dropped):
+        click.echo(f"! {printable(problem)}")
 
 
 @stream.command()

@@ -52,9 +52,10 @@ class DroppedVersions:
         if now < self._look_at:
             return
         self._look_at = now + VERSIONS_S
+        warns = now >= self._warn_at
         for stream in self._done_to:
             undone, self._done_to[stream] = undone_in(redis, stream, self._keys.group)
-            if undone and now >= self._warn_at:
+            if undone and warns:
                 self._warn_at = now + WARN_S
                 left = left_behind(redis, stream, self._keys.stream, self._keys.group)
                 logger.warning("%s; newer messages of their tickets wait", left)

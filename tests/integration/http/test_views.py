@@ -13,7 +13,7 @@ import pytest
 from bridge.inspect import page
 from bridge.routing import records
 from bridge.routing.ids import member_of
-from bridge.routing.keys import LaneKeys
+from bridge.routing.keys import LaneKeys, follows_key
 from bridge.routing.partitions import Layout
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.nodes.node import broker_environment
@@ -107,6 +107,17 @@ def test_the_commands_of_a_view_name_the_subscription_and_the_version(valkey: Em
         assert any("`bridge -A APP ticket list --parked -s search --stream old`" in problem for problem in found), found
         why = port.get("/api/tickets/A?subscription=search").body["why"]
         assert "`bridge -A APP ticket release -s search A`" in why
+    app.bridge.client.close()
+
+
+def test_the_status_names_an_older_version_that_the_app_does_not_name_any_more(valkey: EmbeddedServer) -> None:
+    app = app_of(valkey.url)
+    with port_of(app) as port, valkey.client() as client:
+        client.set(follows_key(STREAM), '["old"]')
+        client.xadd("old", {"ticket_id": "A"})
+        client.xgroup_create("old", GROUP, "0")
+        found = port.get("/api/status").body["problems"]
+        assert any(problem.startswith("'old', an older version of") for problem in found), found
     app.bridge.client.close()
 
 

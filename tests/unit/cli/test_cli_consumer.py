@@ -96,7 +96,8 @@ def test_messages_that_are_put_aside_for_a_parked_ticket_are_no_consumers(shell:
     lane.read()
     park(lane, "A", ids, "r")
     assert shell.json("consumer", "list")["consumers"] == []
-    assert "no consumers" in shell("consumer", "list").stdout
+    advised = f"no consumers: start a worker with `celery -A {shell.app} worker -n w1@%h`"
+    assert shell("consumer", "list").stdout == f"{advised}\n"
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -115,9 +115,11 @@ def test_a_server_that_wants_a_certificate_is_asked_about_it(answering: Callable
 
 
 PROTECTED = "takes other machines with a password only?"
+#: A Unix socket has neither TLS nor protected mode, and a server that is not running does not open it.
+FULL = "at its limit of clients (maxclients)?"
 
 
-@pytest.mark.parametrize(("url", "end"), [("redis://h/0", PROTECTED), ("unix:///h", "is it running?")])
+@pytest.mark.parametrize(("url", "end"), [("redis://h/0", PROTECTED), ("unix:///h", FULL)])
 @pytest.mark.parametrize(
     "how",
     [
@@ -126,7 +128,7 @@ PROTECTED = "takes other machines with a password only?"
         f"Error {errno.EPIPE} while writing to socket. Broken pipe",
     ],
 )
-def test_a_plain_server_that_hangs_up_may_speak_tls_or_be_protected(how: str, url: str, end: str) -> None:
+def test_a_plain_server_that_hangs_up_may_speak_tls_be_protected_or_be_full(how: str, url: str, end: str) -> None:
     said = why_unreachable(redis.exceptions.ConnectionError(f"{how}."), url)
     assert said.startswith(f"{how}; is it ")
     assert said.endswith(end)
