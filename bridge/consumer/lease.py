@@ -13,6 +13,7 @@ Contract:
   (`bridge.worker.guard.fencing`).
 - A lease that ended stays ended: a renewal (PEXPIRE) never revives a missing key. PEXPIRE needs no memory, so a full
   server accepts it. Such a server may refuse the list of held runs. That delays repairs, and does no harm.
+- A worker whose registration was deleted by hand gives its lease up, and registers as a new incarnation.
 - A name has one living incarnation. A worker that registers while the lease of its name holds waits until that lease
   is over. If the lease goes on being renewed, another worker uses the name, and this one stops with an error. Both may
   read the queue of the name until then: a message that the wrong one takes comes again, after a while.
@@ -250,9 +251,10 @@ class Lease:
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.pexpire(keys.lease(incarnation), lease_ms)
             pipe.set(keys.held(incarnation), report, px=lease_ms)
+            pipe.hget(keys.consumers, self._name)
             pipe.hget(keys.about, "master")
             pipe.time()
-            there, reported, master, time_ = pipe.execute(raise_on_error=False)
+            there, reported, registered, master, time_ = pipe.execute(raise_on_error=False)
         for reply in (there, reported):
             if isinstance(reply, Exception) and not (reply is reported and is_full(reply)):
                 raise reply
@@ -260,6 +262,10 @@ class Lease:
         if master != self._master and isinstance(master, bytes):
             self._master = master
             self._quietly(self._warn_of_differences)
+        if there and registered is None and not self._is_stopping():
+            # Somebody deleted it by hand, or gave the key an end. The next leader would not know this worker.
+            logger.error("the registration of %s was deleted from %s", self._name, keys.consumers)
+            return False
         return bool(there)
 
     def _learn_time(self, reply: Any) -> None:

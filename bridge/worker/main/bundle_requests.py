@@ -37,6 +37,8 @@ class BundleRequest(BridgeRequest):
     carries_many = True
     #: Ids of messages that an operator terminated.
     terminated_ids: frozenset[str] = frozenset()
+    #: Whether an operator revoked the whole bundle before it began.
+    _is_revoked = False
 
     def unfinished(self) -> list[CarriedMessage]:
         """The messages that have not ended, as far as is known: the one that runs, and all after it."""
@@ -59,6 +61,8 @@ class BundleRequest(BridgeRequest):
                 self.lost(Kind.DEAD, Revoked("terminated"))
 
     def _outcome_kind(self, kind: Kind, one: CarriedMessage, running: int) -> Kind:
+        if self._is_revoked:
+            return kind
         if one.fence != running:
             return Kind.RETURNED
         if kind is Kind.DEAD and one.id not in self.terminated_ids:
@@ -67,10 +71,14 @@ class BundleRequest(BridgeRequest):
         return kind
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """The bundle itself is not shown as a task: its messages are reported."""
+        """The bundle itself is not shown as a task: its messages are reported.
+
+        A bundle whose id was revoked before it began may not go back: it would come again under this id, without end.
+        """
         del terminated, signum, expired
         task_ready(self)
         self._already_revoked = True
+        self._is_revoked = reason == "revoked" and not self.time_start
         self.lost(Kind.DEAD, Revoked(reason))
 
     def messages(self) -> Iterator[CarriedMessage]:

@@ -212,7 +212,7 @@ class BridgeRequest(_Base):
             if became is Kind.DEAD:
                 # For a message that travelled alone Celery reports this itself.
                 if self.carries_many:
-                    self._report_of(one, exc).revoked(terminated=True)
+                    self._report_of(one, exc).revoked(terminated=one.fence == running)
             elif became is Kind.INTERRUPTED or one.attempt < self._max_attempts(one):
                 self._report_of(one, exc).retried()
             else:
