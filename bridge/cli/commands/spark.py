@@ -79,7 +79,7 @@ def needs_app(job: Job, subscription: str | None, arguments: Sequence[str], envi
         return False
     if job.offline:
         return subscription is not None
-    known = URL_VARIABLE in environ or _has_option("--url", arguments)
+    known = bool(environ.get(URL_VARIABLE)) or _has_option("--url", arguments)
     return not (known and all(_has_option(option, arguments) for option in job.lane))
 
 
@@ -95,7 +95,8 @@ def of_the_lane(
         added += ["--max-payload", str(settings.lane.max_payload)]
     env = dict(environ)
     if not job.offline and not _has_option("--url", arguments):
-        env.setdefault(URL_VARIABLE, settings.redis_url)
+        # A compose file passes a variable on that is not set.
+        env[URL_VARIABLE] = env.get(URL_VARIABLE) or settings.redis_url
     return [*added, *arguments], env
 
 

@@ -178,6 +178,15 @@ def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: p
     assert commands.become("push", "f").env["TICKET_BRIDGE_URL"] == "redis://other"
 
 
+def test_an_address_in_the_environment_that_is_empty_is_not_set(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TICKET_BRIDGE_URL", "")
+    assert commands.become("push", "f").env["TICKET_BRIDGE_URL"] == URL
+    # Nothing but the address comes from the app
+    assert commands.become("archive", "f", "--stream=s", "--group=g").env["TICKET_BRIDGE_URL"] == URL
+
+
 def test_an_app_is_needed_only_where_something_is_left_to_say(commands: Commands) -> None:
     commands.forget_app()
     assert commands.become("push", "f", "--url", "u", "--stream", "s").arguments[:1] == ["f"]
