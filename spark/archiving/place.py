@@ -1,14 +1,18 @@
 """The folder of an archive: its lane, the process that writes to it now, and which epochs are complete.
 
     OUT/history/date=2026-03-14/batch=7/part-….parquet       also OUT/dead/…, OUT/messages/…
+    OUT/history/.epoch-7.new/…                               what is being written of an epoch
+    OUT/history/.epoch-7/…                                   a whole epoch, whose folders are moved to their places
     OUT/_checkpoints/history/…                               Spark's: how far the archive has come
     OUT/_checkpoints/history.written/7                       the last epoch whose files are all in place
     OUT/_checkpoints/lane.json                               the lane of this archive
     OUT/_lock                                                held while an archive runs
 
-An epoch's files of one date appear together, by one rename of their folder. So a folder that exists is complete. An
-epoch that runs again after a crash writes only the missing dates, and none once its mark exists. So archived entries
-are never replaced by fewer, even if some of them have left the stream meanwhile.
+An epoch's files of one date appear together, by one rename of their folder. So a folder that exists is complete. After
+a crash, an epoch that was written as a whole is put in place and marked before anything is read, and Spark runs it
+again without an effect: its entries may have left the stream meanwhile. Of any other epoch nothing is in place. Older
+versions put each date in place at the end of the write, so their last epoch may be in place in part, without a mark:
+then only the missing dates are written. So archived entries are never replaced by fewer.
 
 Spark, Arrow, DuckDB and others ignore files and folders that begin with ``_`` or ``.`` when they read a table's folder.
 """
@@ -22,12 +26,15 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from bridge.routing.errors import ConfigurationError, InputError
 
 _CHECKPOINTS = "_checkpoints"
 _LANE = "lane.json"
+#: The folders of epochs that were written as a whole.
+_WHOLE = ".epoch-*[0-9]"
 #: The folder that Spark gives rows without a date.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -95,20 +102,35 @@ class ArchivePlace:
             fresh.write_text(json.dumps(lane) + "\n")
             fresh.replace(known)
         for table in tables:
-            if not self.checkpoint(table).exists() and any(self.table(table).glob("date=*/batch=*")):
+            files = chain.from_iterable(map(self.table(table).glob, ("date=*/batch=*", _WHOLE)))
+            if not self.checkpoint(table).exists() and any(files):
                 raise ConfigurationError(
                     f"{self.table(table)} has files but {self.checkpoint(table)} is gone: archive into another folder, "
                     "or all rows would be archived twice"
                 )
 
     def tidy(self, table: str) -> None:
-        """Removes unfinished files of a run that was killed. Only while the folder is held."""
-        for left in [*self.table(table).glob(".spark-staging-*"), self.table(table) / "_temporary"]:
+        """Removes unfinished files of a run that was killed, and finishes its last epoch if that was written as a
+        whole. Only while the folder is held.
+        """
+        folder = self.table(table)
+        for left in [*folder.glob(".epoch-*.new"), *folder.glob(".spark-staging-*"), folder / "_temporary"]:
             shutil.rmtree(left, ignore_errors=True)
+        for whole in folder.glob(_WHOLE):
+            self._put_in_place(table, int(whole.name.rpartition("-")[2]))
 
     def table(self, name: str) -> Path:
         """The folder of a table's files."""
         return self.root / name
+
+    def unfinished(self, table: str, epoch: int) -> Path:
+        """The folder to write an epoch to, before `finish`."""
+        return self.table(table) / f".epoch-{epoch}.new"
+
+    def finish(self, table: str, epoch: int) -> None:
+        """Puts an epoch in place that was written as a whole. From the first rename on, a crash loses nothing of it."""
+        self.unfinished(table, epoch).rename(self._whole(table, epoch))
+        self._put_in_place(table, epoch)
 
     def checkpoint(self, table: str) -> Path:
         """Spark's checkpoint of the query that writes a table."""
@@ -130,6 +152,20 @@ class ArchivePlace:
         for old in marks.iterdir():
             if old.name != str(epoch):
                 old.unlink(missing_ok=True)
+
+    def _whole(self, table: str, epoch: int) -> Path:
+        return self.table(table) / f".epoch-{epoch}"
+
+    def _put_in_place(self, table: str, epoch: int) -> None:
+        whole = self._whole(table, epoch)
+        for folder in sorted(whole.glob("date=*/batch=*")):
+            place = self.table(table) / folder.relative_to(whole)
+            place.parent.mkdir(exist_ok=True)
+            # An older version may have written it since the crash.
+            if not place.exists():
+                folder.rename(place)
+        self.mark(table, epoch)
+        shutil.rmtree(whole)
 
     def _marks(self, table: str) -> Path:
         return self.root / _CHECKPOINTS / f"{table}.written"

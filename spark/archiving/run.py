@@ -142,13 +142,11 @@ class _TableRun:
             rows.withColumn("batch", fn.lit(epoch))
             .observe(written, fn.count(fn.lit(1)).alias("rows"))
             .write.mode("overwrite")
-            # Stages all files, then moves each folder to its place with one rename.
-            .option("partitionOverwriteMode", "dynamic")
             .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             .partitionBy("date", "batch")
-            .parquet(f"file://{self._place.table(name)}")
+            .parquet(f"file://{self._place.unfinished(name, epoch)}")
         )
-        self._place.mark(name, epoch)
+        self._place.finish(name, epoch)
         rows_written = int(written.get["rows"])
         self.rows += rows_written
         self._tell(event="archived", table=name, epoch=epoch, rows=rows_written)
