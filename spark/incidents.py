@@ -14,7 +14,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,13 +53,14 @@ def expected_states(events: DataFrame, priorities: Sequence[str] = ()) -> DataFr
 
     With ``priorities`` there is a third column, ``seqs``: the numbers of the events with one of these, in order.
 
-    ``events`` needs ``COLUMNS``; nulls count as empty strings. The order is that of ``seq``, a whole number. The
-    members of ``state``: ``seq``, ``status`` (its activity), ``assignment_group``, ``updated_at`` (its timestamp),
-    ``opened_at``, ``priority`` and ``made_sla`` of the last event as in the log; ``events``, how many;
-    ``reassignments``, events whose group differs from the event before; ``reopenings``, events that leave Resolved or
-    Closed for another state; ``sla_seconds``, whole seconds between neighbouring events while the state before was
-    neither done nor awaiting something (never less than 0 for a pair); ``digest``, a fingerprint of all events in
-    order: d ← (31 d + crc32("seq|activity|group|time")) mod 2^32, from 0.
+    ``events`` needs ``COLUMNS``; nulls count as empty strings. The order is that of ``seq``, a whole number, which no
+    event may lack; a ``timestamp`` may be empty. The members of ``state``: ``seq``, ``status`` (its activity),
+    ``assignment_group``, ``updated_at`` (its timestamp), ``opened_at``, ``priority`` and ``made_sla`` of the last event
+    as in the log; ``events``, how many; ``reassignments``, events whose group differs from the event before;
+    ``reopenings``, events that leave Resolved or Closed for another state; ``sla_seconds``, whole seconds between
+    neighbouring events while the state before was neither done nor awaiting something (never less than 0 for a pair,
+    and 0 where one of them has no time); ``digest``, a fingerprint of all events in order:
+    d ← (31 d + crc32("seq|activity|group|time")) mod 2^32, from 0.
     """
     from pyspark.sql import functions as fn
 
@@ -67,10 +68,11 @@ def expected_states(events: DataFrame, priorities: Sequence[str] = ()) -> DataFr
         if name not in events.columns:
             raise InputError(f"the log has no column {name!r}, which the state of an incident depends on")
     texts = {name: fn.coalesce(fn.col(name).cast("string"), fn.lit("")) for name in COLUMNS}
+    time = _read(texts, "timestamp", "timestamp", "time")
     event = fn.struct(
-        texts["seq"].cast("long").alias("place"),  # first: the array is sorted by it
+        _read(texts, "seq", "long", "whole number").alias("place"),  # first: the array is sorted by it
         *(texts[name].alias(name) for name in COLUMNS if name != "ticket_id"),
-        fn.unix_timestamp(texts["timestamp"].cast("timestamp")).alias("second"),
+        fn.when(texts["timestamp"] != "", fn.unix_timestamp(time)).alias("second"),
     )
     per_ticket = events.groupBy(texts["ticket_id"].alias("ticket_id"))
     grouped = per_ticket.agg(fn.sort_array(fn.collect_list(event)).alias("es"))
@@ -116,6 +118,18 @@ def expected_states(events: DataFrame, priorities: Sequence[str] = ()) -> DataFr
         wanted = fn.filter(es, lambda e: e["priority"].isin(*priorities))
         columns.append(fn.transform(wanted, lambda e: e["place"]).alias("seqs"))
     return grouped.select("ticket_id", *columns)
+
+
+def _read(texts: Mapping[str, Column], name: str, kind: str, what: str) -> Column:
+    """The column ``name`` as a value of this kind. Spark ends with an error of one line where it is none."""
+    from pyspark.sql import functions as fn
+
+    from bridge.spark.write.columns import in_one_line
+    from bridge.spark.write.limits import REFUSED
+
+    ticket, value = (fn.substring(in_one_line(texts[column]), 1, 60) for column in ("ticket_id", name))
+    said = fn.format_string(f"{REFUSED}an event of ticket '%s' has no {what} as its {name}: '%s'", ticket, value)
+    return fn.coalesce(texts[name].try_cast(kind), fn.raise_error(said))
 
 
 def write_states(states: DataFrame, out: str) -> int:

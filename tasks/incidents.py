@@ -59,15 +59,16 @@ def fold(state: Mapping[str, str], event: Mapping[str, Any]) -> State:
     ``seq``, ``status``, ``assignment_group``, ``updated_at``, ``opened_at``, ``priority``, ``made_sla``: as in the
     event. ``events``: how many there were. ``reassignments``: how often the group changed. ``reopenings``: how often
     the incident left `DONE_STATES`. ``sla_seconds``: whole seconds that passed while it was neither done nor waiting
-    for somebody; time that runs backwards does not count. ``digest``: a fingerprint of all events in their order, so
-    that one lost, doubled or misplaced event changes it for good.
+    for somebody; time that runs backwards does not count, and beside an event without a time none passes. ``digest``: a
+    fingerprint of all events in their order, so that one lost, doubled or misplaced event changes it for good.
     """
     seq, status, group, at = _parts(event)
     before = state.get("status", "")
     was_done = before in DONE_STATES
+    earlier = state.get("updated_at", "")
     elapsed = 0
-    if state and not was_done and not before.startswith(WAITING_PREFIX):
-        elapsed = max(0, _second(at) - _second(state["updated_at"]))
+    if at and earlier and not was_done and not before.startswith(WAITING_PREFIX):
+        elapsed = max(0, _second(at) - _second(earlier))
     digest = 31 * int(state.get("digest", 0)) + crc32(line_of(event).encode())
     return {
         "seq": seq,

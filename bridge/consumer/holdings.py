@@ -28,7 +28,10 @@ class Taking(Enum):
 
 
 class Holdings:
-    """Used by the main process's event loop. While the worker stops, the thread that empties its queue uses it too."""
+    """Used by the main process's event loop and by the thread of the lease.
+
+    While the worker stops, the thread that empties its queue uses it too.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,12 +57,14 @@ class Holdings:
 
     def drop(self, ticket: str, fence: int) -> None:
         """The run is finished, or given back."""
-        if self._held.get(ticket) == fence:
-            del self._held[ticket]
+        with self._lock:
+            if self._held.get(ticket) == fence:
+                del self._held[ticket]
 
     def forget(self) -> None:
-        """The lease ended: nothing is held any more."""
-        self._held = {}
+        """The lease ended: nothing is held any more. The thread of the lease calls it."""
+        with self._lock:
+            self._held = {}
 
     def report(self) -> list[int]:
         """The first fences of the runs that are held."""

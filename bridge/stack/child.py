@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bridge.routing.errors import ServerStartFailed
+from bridge.stack.ended import exit_code_of
 from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.stopping import POLL_S, StopRequest
 
@@ -63,17 +64,8 @@ class Child:
     @property
     def exit_code(self) -> int | None:
         """None before its end; negative: the signal that ended it."""
-        if self._process is None or self._process.returncode is not None:
-            return None if self._process is None else self._process.returncode
         # It stays a zombie until `reap`. So nobody else gets its number, which is that of its group.
-        try:
-            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            # Where SIGCHLD is ignored, the kernel reaps it at once.
-            return self._process.poll()
-        if end is None:
-            return None
-        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return None if self._process is None else exit_code_of(self._process)
 
     def start(self) -> None:
         """Starts it. Raises `ServerStartFailed` when there is no such program."""

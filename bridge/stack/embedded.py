@@ -32,6 +32,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from bridge.routing.errors import PortInUse, ServerStartFailed
+from bridge.stack.ended import exit_code_of
 from bridge.stack.orphan_stopper import OrphanStopper
 from bridge.stack.ports import HOST, free_port, keep_port
 from bridge.stack.server_program import FsyncPolicy, answers_as, find_server_binary, server_command
@@ -117,7 +118,7 @@ class EmbeddedServer:
     @property
     def running(self) -> bool:
         """Whether the process is there. A paused one counts as running."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and exit_code_of(self._process) is None
 
     @property
     def data_dir(self) -> Path:
@@ -146,6 +147,8 @@ class EmbeddedServer:
         """
         if self.running:
             return
+        # One that ended by itself.
+        self._reap()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             if self._port == 0:
                 self._port = free_port()
@@ -288,9 +291,9 @@ class EmbeddedServer:
             )
         ) as client:
             answered = _wait_until(
-                lambda: process.poll() is not None or answers_as(client, process.pid), self._start_timeout_s
+                lambda: exit_code_of(process) is not None or answers_as(client, process.pid), self._start_timeout_s
             )
-        if process.poll() is not None:
+        if (code := exit_code_of(process)) is not None:
             with self.log_file.open("rb") as log:
                 log.seek(log_offset)
                 said = log.read().decode("utf-8", errors="replace")
@@ -298,7 +301,7 @@ class EmbeddedServer:
                 raise PortInUse(
                     f"port {self._port} on {HOST} is in use: stop what listens there, or choose another port"
                 )
-            raise ServerStartFailed(f"the server ended with code {process.returncode} at its start: {self.log_tail()}")
+            raise ServerStartFailed(f"the server ended with code {code} at its start: {self.log_tail()}")
         if not answered:
             raise ServerStartFailed(
                 f"the server on port {self._port} did not answer within {self._start_timeout_s:g} s: {self.log_tail()}"
@@ -312,23 +315,25 @@ class EmbeddedServer:
             os.kill(self._process.pid, number)
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
-        if self._process is None:
-            return
         self._signal(number)
         # A frozen process gets SIGTERM only when it runs again.
         self._signal(signal.SIGCONT)
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        # A child that rewrites the append-only file is in the server's process group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process = None
+        _wait_until(lambda: not self.running, timeout_s)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Kills what is left of the server and of its process group, and releases its number."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            # A child that rewrites the append-only file is in the server's process group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
         if self._stopper is not None:
             self._stopper.release()
             self._stopper = None
+        process.wait()
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -23,41 +24,77 @@ from celery.worker import state
 SHUTDOWN_S = 30.0
 
 
+class _Worker(TestWorkController):
+    """Celery's worker for tests. Celery's own event of its start is also set by a worker that refuses to start."""
+
+    def __init__(self, **options: Any) -> None:
+        self.is_ready = False
+        #: What ended it.
+        self.error: BaseException | None = None
+        #: Set when it is ready, and when its thread ends.
+        self.is_decided = threading.Event()
+        super().__init__(**options)
+
+    def on_consumer_ready(self, consumer: Any) -> None:
+        super().on_consumer_ready(consumer)
+        self.is_ready = True
+        self.is_decided.set()
+
+    def run(self) -> None:
+        try:
+            self.start()
+        finally:
+            self.is_decided.set()
+
+    def stop(self, in_sighandler: bool = False, exitcode: int | None = None) -> None:
+        # Celery logs the error that ends a worker, and calls this while it handles it.
+        self.error = sys.exception()
+        super().stop(in_sighandler, exitcode)
+
+
 @contextmanager
 def worker_on_thread(app: Any, concurrency: int) -> Iterator[None]:
-    """A worker of ``app`` with ``concurrency`` threads, until the block ends. It is ready when the block begins."""
+    """A worker of ``app`` with ``concurrency`` threads, until the block ends. It is ready when the block begins.
+
+    Raises `RuntimeError` when it ends before it is ready; the cause is its own error.
+    """
     # Celery asks for the level of its own log.
     level = logging.getLogger().getEffectiveLevel() or logging.WARNING
     setup_app_for_worker(app, level, None)
-    worker = TestWorkController(
+    worker = _Worker(
         app=app,
         pool="threads",
         concurrency=concurrency,
         loglevel=level,
         logfile=None,
         hostname=f"test-{uuid.uuid4().hex[:8]}@localhost",
-        # Celery's own, which `ensure_started` needs.
+        # The worker's own.
         ready_callback=None,
         without_heartbeat=True,
         without_mingle=True,
         without_gossip=True,
     )
-    thread = threading.Thread(target=worker.start, name="bridge-worker", daemon=True)
-    thread.start()
-    worker.ensure_started()
-    _set_task_join_will_block(False)
+    thread = threading.Thread(target=worker.run, name="bridge-worker", daemon=True)
     try:
+        thread.start()
+        worker.is_decided.wait()
+        if not worker.is_ready:
+            thread.join()
+            raise RuntimeError(f"the worker of the lane did not start: {worker.error}") from worker.error
+        _set_task_join_will_block(False)
         yield
     finally:
         _end(worker, thread)
 
 
 def _end(worker: Any, thread: threading.Thread) -> None:
-    if worker.hub is not None:
+    if not thread.is_alive():
+        return
+    if worker.hub is not None and worker.is_ready:
         worker.hub.call_soon(_terminate)
         thread.join(SHUTDOWN_S)
     else:
-        # A program of greenlets: its workers have no loop, and only the switch ends them.
+        # Only the switch ends a worker that has no loop, as in a program of greenlets, or whose loop has not begun.
         state.should_terminate = os.EX_OK
         thread.join(SHUTDOWN_S)
         state.should_terminate = None

@@ -11,7 +11,7 @@ from redis import Redis
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, lanes_of
-from bridge.routing.groups import group_in
+from bridge.routing.groups import group_in, unless_missing
 from bridge.routing.ids import id_key
 from bridge.routing.layouts import find_layout
 from bridge.settings.lane import LaneSettings
@@ -36,7 +36,7 @@ def app_lanes_here(app: Celery, redis: Redis) -> Sequence[AppLane]:
 def wait_until_done(redis: Redis, lanes: Sequence[LaneSettings], timeout_s: float) -> None:
     """Waits until every message that was pushed is done or dead. Raises `TimeoutError`, which says what is not."""
     end = time.monotonic() + timeout_s
-    while (left := next(filter(None, (_undone(redis, lane) for lane in lanes)), None)) is not None:
+    while (left := _first_undone(redis, lanes)) is not None:
         if time.monotonic() > end:
             raise TimeoutError(f"after {timeout_s:g} s the lane has {left}")
         time.sleep(LANE_CHECK_S)
@@ -52,11 +52,27 @@ def dead_letters(redis: Redis, lanes: Sequence[LaneSettings]) -> list[dict[str, 
     ]
 
 
-def _undone(redis: Redis, lane: LaneSettings) -> str | None:
-    if not redis.exists(lane.stream):
+def _first_undone(redis: Redis, lanes: Sequence[LaneSettings]) -> str | None:
+    """What is undone in the first lane that has something.
+
+    All lanes are read at one moment. A task may push a message, here or to another lane, just before it ends: two
+    looks could see this lane before the push, and the task's own message after its end.
+    """
+    with redis.pipeline(transaction=True) as moment:
+        for lane in lanes:
+            moment.xinfo_stream(lane.stream)
+            moment.xinfo_groups(lane.stream)
+            moment.zcard(lane.keys.delayed)
+        replies = moment.execute(raise_on_error=False)
+    looks = zip(lanes, replies[::3], replies[1::3], replies[2::3], strict=True)
+    return next(filter(None, (_undone(*look) for look in looks)), None)
+
+
+def _undone(lane: LaneSettings, stream: Any, groups: Any, delayed: Any) -> str | None:
+    stream = unless_missing(stream)
+    if stream is None:
         return None
-    stream: Any = redis.xinfo_stream(lane.stream)
-    group = group_in(redis.xinfo_groups(lane.stream), lane.group)
+    group = group_in(groups, lane.group)
     if group is None:
         return "no group yet"
     newest = stream["last-entry"]
@@ -64,5 +80,4 @@ def _undone(redis: Redis, lane: LaneSettings) -> str | None:
         return "messages that were not read"
     if not group.pending:
         return None
-    delayed: Any = redis.zcard(lane.keys.delayed)
     return f"{group.pending} pending messages{f', {delayed} of them delayed' if delayed else ''}"

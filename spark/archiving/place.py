@@ -26,12 +26,15 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from bridge.routing.errors import ConfigurationError, InputError
 
 _CHECKPOINTS = "_checkpoints"
 _LANE = "lane.json"
+#: The folders of epochs that were written as a whole.
+_WHOLE = ".epoch-*[0-9]"
 #: The folder that Spark gives rows without a date.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -99,7 +102,8 @@ class ArchivePlace:
             fresh.write_text(json.dumps(lane) + "\n")
             fresh.replace(known)
         for table in tables:
-            if not self.checkpoint(table).exists() and any(self.table(table).glob("date=*/batch=*")):
+            files = chain.from_iterable(map(self.table(table).glob, ("date=*/batch=*", _WHOLE)))
+            if not self.checkpoint(table).exists() and any(files):
                 raise ConfigurationError(
                     f"{self.table(table)} has files but {self.checkpoint(table)} is gone: archive into another folder, "
                     "or all rows would be archived twice"
@@ -112,7 +116,7 @@ class ArchivePlace:
         folder = self.table(table)
         for left in [*folder.glob(".epoch-*.new"), *folder.glob(".spark-staging-*"), folder / "_temporary"]:
             shutil.rmtree(left, ignore_errors=True)
-        for whole in folder.glob(".epoch-*"):
+        for whole in folder.glob(_WHOLE):
             self._put_in_place(table, int(whole.name.rpartition("-")[2]))
 
     def table(self, name: str) -> Path:

@@ -150,7 +150,9 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return sorted(epochs, key=lambda epoch: epoch.begin.id)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The ranges of one epoch. Raises ``EntriesLost`` when entries of it have vanished since it was planned."""
+        """The ranges of one epoch. It does not raise when entries have vanished since it was planned: `read` does, and
+        of an epoch that a query has handled already nothing is read.
+        """
         stream = self._options.stream
         begins, ends = Offsets.of(start, stream).each, Offsets.of(end, stream).each
         spans = [(name, begins.get(name) or self._beginning(), last) for name, last in ends.items()]
@@ -164,15 +166,18 @@ class RedisStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         return in_tasks(found, tasks, [part.rows or 0 for part in found])
 
     def _ranges(self, name: str, begin: Offset, last: Offset, rows: int, parts: int) -> Sequence[Range]:
-        """The entries of one stream between two offsets, in ``parts`` ranges."""
+        """The entries of one stream between two offsets, in ``parts`` ranges; in one, where some of them are lost."""
         source = source_named(self._options, name)
         # A stream that was created again may begin with smaller ids than the old one ended with.
         first = begin.id.after() if begin.id < last.id else ZERO
+        whole = Range(source, first, last.id, rows=rows)
         if parts == 1:
-            return [Range(source, first, last.id, rows=rows)]
+            return [whole]
         found = survey(self._options.url, source, first, last.id, each=-(-rows // parts))
         if found.rows < rows:
-            self._lost(_vanished(Range(source, first, last.id, rows), found.rows))
+            if self._options.fail_on_data_loss:
+                return [whole]
+            self._lost(_vanished(whole, found.rows))
         return found.ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,12 +1,14 @@
 """Computes the tables of a report, writes each as Parquet, and reads back the few rows that are shown.
 
 The shown rows are read from the written tables, so page and tables cannot differ. The tables are written beside their
-places, and moved there when all are done: a report that fails leaves an earlier one unchanged.
+places, and moved there when all are done: a report that fails leaves an earlier one unchanged. The earlier tables are
+moved aside and removed last: one that is killed meanwhile leaves each table at its place or aside.
 """
 
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,15 +139,32 @@ class _Writer:
         return self._session.read.schema(table.schema).parquet(to_read(made))
 
     def put_in_place(self) -> None:
-        """Moves the tables to their places. DataFrames that were read before must not be read again."""
-        for name, made in self._made.items():
-            place = self._folder / name
-            if place.exists():
-                shutil.rmtree(place)
-            made.rename(place)
-        self._made = {}
+        """Moves the tables to their places, all or none. DataFrames that were read before must not be read again."""
+        with ExitStack() as undo:
+            for name, made in self._made.items():
+                place, aside = self._folder / name, self._aside(name)
+                if place.exists():
+                    # Of a report that was killed as it removed it.
+                    shutil.rmtree(aside, ignore_errors=True)
+                    undo.callback(_put_back, aside, place)
+                    place.rename(aside)
+                made.rename(place)
+                undo.callback(place.rename, made)
+            undo.pop_all()
+        moved, self._made = self._made, {}
+        for name in moved:
+            shutil.rmtree(self._aside(name), ignore_errors=True)
 
     def clear(self) -> None:
         """Removes the tables that are not in their places."""
         for made in self._made.values():
             shutil.rmtree(made, ignore_errors=True)
+
+    def _aside(self, name: str) -> Path:
+        """Where the earlier table is until the new one is in its place."""
+        return self._folder / f".{name}.old"
+
+
+def _put_back(aside: Path, place: Path) -> None:
+    if aside.exists() and not place.exists():
+        aside.rename(place)

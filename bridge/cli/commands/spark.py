@@ -79,7 +79,7 @@ def needs_app(job: Job, subscription: str | None, arguments: Sequence[str], envi
         return False
     if job.offline:
         return subscription is not None
-    known = URL_VARIABLE in environ or _has_option("--url", arguments)
+    known = bool(environ.get(URL_VARIABLE)) or _has_option("--url", arguments)
     return not (known and all(_has_option(option, arguments) for option in job.lane))
 
 
@@ -95,7 +95,8 @@ def of_the_lane(
         added += ["--max-payload", str(settings.lane.max_payload)]
     env = dict(environ)
     if not job.offline and not _has_option("--url", arguments):
-        env.setdefault(URL_VARIABLE, settings.redis_url)
+        # A compose file passes a variable on that is not set.
+        env[URL_VARIABLE] = env.get(URL_VARIABLE) or settings.redis_url
     return [*added, *arguments], env
 
 
@@ -108,9 +109,10 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
         target.subscription, arguments = take_subscription(arguments)
     if needs_app(job, target.subscription, arguments, env):
         settings = _settings(target, job)
-        if job.name == "push" and settings.partitions > 1 and not any(map(_is_elsewhere, arguments)):
-            _store_layout(settings)
+        is_elsewhere = any(map(_is_elsewhere, arguments))
         arguments, env = of_the_lane(job, settings, arguments, env)
+        if job.name == "push" and settings.partitions > 1 and not is_elsewhere:
+            _store_layout(settings, env[URL_VARIABLE])
     command = program(job, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -148,12 +150,21 @@ def _is_elsewhere(argument: str) -> bool:
     return argument.startswith(("--url", "--stream"))
 
 
-def _store_layout(settings: Settings) -> None:
-    """Stores how the app's stream is split, if nobody has so far: the job goes by what is stored."""
+def _store_layout(settings: Settings, url: str) -> None:
+    """Stores how the app's stream is split, if nobody has so far: the job goes by what is stored at its ``url``."""
     from bridge.link.connections import client
+    from bridge.routing.address import check_login
     from bridge.routing.layouts import claim_layout
 
-    with client(settings.redis_url) as redis:
+    try:
+        check_login(url)
+        redis = client(url)
+        # It is not opened. Making it checks the options of the URL.
+        redis.connection_pool.make_connection()
+    except (ConfigurationError, ValueError, TypeError):
+        # The job says what is wrong with its address.
+        return
+    with redis:
         claim_layout(redis, settings.lane.stream, settings.partitions, settings.older_streams)
 
 

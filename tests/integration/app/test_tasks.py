@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def state_of(server: EmbeddedServer, ticket: str) -> State:
         return {name: json.loads(value) for name, value in found.items()}
 
 
-def folded(*events: dict[str, str]) -> State:
+def folded(*events: Mapping[str, Any]) -> State:
     state: State = {}
     for one in events:
         state = fold(state, one)
@@ -79,6 +80,12 @@ def test_the_state_in_redis_is_the_fold_of_the_events(own_server: EmbeddedServer
         lambda: [state_of(own_server, ticket) for ticket in ("INC1", "INC2")] == [folded(*events)] * 2,
         description="the states to be those of all events",
     )
+
+
+def test_beside_an_event_without_a_time_no_time_passes() -> None:
+    without = {**event(2), "timestamp": ""}
+    assert folded(event(1), without, event(3), event(4))["sla_seconds"] == "60"
+    assert folded(event(1), {**without, "timestamp": None})["updated_at"] == ""
 
 
 def test_an_event_out_of_order_changes_nothing_and_ends_in_the_dead_letters(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker import state
 
 import bridge
+from bridge.routing.errors import ConfigurationError
+from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.lane import Lane
+from bridge.testing.lane_worker import worker_on_thread
+from bridge.testing.pointing import pointed_at
 from bridge.testing.waiting import wait_until
+from bridge.worker.main.server_check import ServerStep, end_worker
 
 
 def make_app() -> Any:
@@ -110,3 +117,41 @@ def test_delayed_messages_can_be_made_due(bridge_lane: Callable[..., Lane]) -> N
         "B": [1],
         "C": [1, 2],
     }
+
+
+def refuses(_step: ServerStep, worker: Any) -> None:
+    end_worker(worker, ConfigurationError("it refuses to start"))
+
+
+def fails(_step: ServerStep, _worker: Any) -> None:
+    raise ValueError("it cannot start")
+
+
+@pytest.mark.parametrize(("start", "why"), [(refuses, "it refuses to start"), (fails, "it cannot start")])
+def test_a_block_does_not_begin_when_its_worker_does_not_start(
+    start: Callable[[ServerStep, Any], None], why: str, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app()
+    monkeypatch.setattr(ServerStep, "start", start)
+    with (
+        pointed_at(app, own_server.url),
+        pytest.raises(RuntimeError, match=why) as raised,
+        worker_on_thread(app, concurrency=1),
+    ):
+        pytest.fail("the block ran without a worker")
+    assert str(raised.value.__cause__) == why
+
+
+def test_ctrl_c_ends_a_worker_that_is_not_ready(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app()
+
+    def waits_for_ever(_step: ServerStep, _worker: Any) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        turn = threading.Event()
+        while not turn.wait(0.01):
+            state.maybe_shutdown()
+
+    monkeypatch.setattr(ServerStep, "start", waits_for_ever)
+    with pointed_at(app, own_server.url), pytest.raises(KeyboardInterrupt), worker_on_thread(app, concurrency=1):
+        pytest.fail("the block ran without a worker")
+    assert not [thread for thread in threading.enumerate() if thread.name == "bridge-worker"]

@@ -168,6 +168,29 @@ def test_a_push_stores_the_layout_of_the_app_before_it_becomes_the_job(
         assert "cannot be read: 'x' in the key {ticket_stream}/layout" in commands.refused("push", "log.csv")
 
 
+def test_a_push_stores_the_layout_where_the_environment_says_that_the_server_is(
+    valkey: EmbeddedServer, redis6: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        command_line(tmp_path, monkeypatch, valkey.url, bridge_partitions=4) as shell,
+        valkey.client() as of_the_app,
+        redis6.client() as of_the_job,
+    ):
+        commands = Commands(shell, monkeypatch)
+        monkeypatch.setenv("TICKET_BRIDGE_URL", redis6.url)
+        assert commands.become("push", "log.csv").env["TICKET_BRIDGE_URL"] == redis6.url
+        assert of_the_app.keys("*") == []
+        assert find_layout(of_the_job, "ticket_stream", 1).partitions == 4
+        for wrong in ("http://here", "redis://a/0?nonsense=1", "redis://u:a@b@c/0?x@y", "redis://here:x"):
+            monkeypatch.setenv("TICKET_BRIDGE_URL", wrong)
+            # The job refuses it
+            assert commands.become("push", "log.csv").env["TICKET_BRIDGE_URL"] == wrong
+        monkeypatch.setenv("TICKET_BRIDGE_URL", URL)
+        away = shell("spark", "push", "log.csv")
+        assert (away.exit_code, away.stderr.count("\n"), SECRET in away.stderr) == (1, 1, False)
+        assert "127.0.0.1:1" in away.stderr
+
+
 def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
     became = commands.become("push", *arguments)
@@ -176,6 +199,15 @@ def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: p
     assert "TICKET_BRIDGE_URL" not in became.env
     monkeypatch.setenv("TICKET_BRIDGE_URL", "redis://other")
     assert commands.become("push", "f").env["TICKET_BRIDGE_URL"] == "redis://other"
+
+
+def test_an_address_in_the_environment_that_is_empty_is_not_set(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TICKET_BRIDGE_URL", "")
+    assert commands.become("push", "f").env["TICKET_BRIDGE_URL"] == URL
+    # Nothing but the address comes from the app
+    assert commands.become("archive", "f", "--stream=s", "--group=g").env["TICKET_BRIDGE_URL"] == URL
 
 
 def test_an_app_is_needed_only_where_something_is_left_to_say(commands: Commands) -> None:

@@ -466,6 +466,52 @@ def test_an_epoch_that_is_run_again_leaves_its_files_as_they_are(
     assert set(counts.values()) == {1}
 
 
+@pytest.mark.parametrize("moment", ["mark", "second folder"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_epoch_that_was_written_is_archived_although_its_entries_left_after_a_kill(
+    session: SparkSession,
+    valkey: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    fails: bool,
+) -> None:
+    from bridge.spark.archiving.place import ArchivePlace
+
+    rename, moved = Path.rename, []
+
+    def moves(self: Path, target: Path) -> Path:
+        moved.append(self.name)
+        if moved.count("batch=0") == 2:
+            raise OSError("killed")
+        return rename(self, target)
+
+    def marks(*_: Any) -> None:
+        raise OSError("killed")
+
+    with valkey.client() as client:
+        # Given an archive of messages of three days, killed before all was in place, or before that was noted
+        add_messages(client, 1, 6, step_ms=DAY_MS // 2)
+        with monkeypatch.context() as patch:
+            if moment == "mark":
+                patch.setattr(ArchivePlace, "mark", marks)
+            else:
+                patch.setattr(Path, "rename", moves)
+            with pytest.raises(Exception, match="killed"):
+                archived(session, valkey, tmp_path)
+        # When its entries leave, and others come
+        client.execute_command("XTRIM", KEYS.stream, "MAXLEN", "0")
+        add_messages(client, 7, 9, step_ms=DAY_MS // 2)
+        capsys.readouterr()
+        # Then the next run has them all, and misses none
+        assert archived(session, valkey, tmp_path, fail_on_data_loss=fails)["messages"] == 3
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["missing"] == {}
+    counts = Counter(row["message_id"] for row in rows_of(tmp_path, "messages"))
+    assert (len(counts), set(counts.values())) == (9, {1})
+    assert not [*(tmp_path / "messages").glob(".*")]
+
+
 def test_a_folder_has_one_lane_one_writer_and_its_checkpoint(
     session: SparkSession, valkey: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -492,6 +538,11 @@ def test_a_folder_has_one_lane_one_writer_and_its_checkpoint(
     archive_of(valkey, tmp_path).claim()
     assert json.loads(lane.read_text())["database"] == 0
     (tmp_path / "_checkpoints" / "messages").rename(tmp_path / "gone")
+    with pytest.raises(ConfigurationError, match=r"has files but .* is gone"):
+        archived(session, valkey, tmp_path)
+    # Also when it was killed before the files of its first epoch were in place
+    (tmp_path / "messages").rename(tmp_path / "elsewhere")
+    (tmp_path / "messages" / ".epoch-0").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"has files but .* is gone"):
         archived(session, valkey, tmp_path)
     with pytest.raises(ConfigurationError, match="not to s3a://"):
@@ -566,7 +617,7 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
     yard = ProcessYard(tmp_path, valkey.url)
 
     def staged() -> bool:
-        return any(out.glob("*/.spark-staging-*"))
+        return any(out.glob("*/.epoch-*.new"))
 
     def staged_again() -> bool:
         return staged() and any(out.glob("messages/date=*/batch=*"))
@@ -620,7 +671,7 @@ def test_an_archive_that_is_killed_stopped_and_submitted_again_has_each_row_once
     check_once(out)
     assert len(rows_of(out, "messages")) == 970
     assert len(rows_of(out, "history")) == 600
-    assert not any(out.glob("*/.spark-staging-*"))
+    assert not any(out.glob("*/.epoch-*"))
 
 
 def ended_or(job: ProcessNode, moment: Ready) -> bool:

@@ -105,7 +105,8 @@ def folded(events: list[Row]) -> State:
         if before is not None:
             state["reassignments"] += event["assignment_group"] != before["assignment_group"]
             state["reopenings"] += before["activity"] in done and event["activity"] not in done
-            if before["activity"] not in done and not before["activity"].startswith("Awaiting"):
+            runs = before["activity"] not in done and not before["activity"].startswith("Awaiting")
+            if runs and before["timestamp"] and event["timestamp"]:
                 passed = datetime.fromisoformat(event["timestamp"]) - datetime.fromisoformat(before["timestamp"])
                 state["sla_seconds"] += max(0, int(passed.total_seconds()))
         text = "|".join((event["seq"], event["activity"], event["assignment_group"], event["timestamp"]))
@@ -329,6 +330,11 @@ def test_states_of_awkward_events_equal_an_independent_fold(session: SparkSessio
         ("A", "", "x", "2024-04-06T00:00:00"),
         ("A", "Active", "x", "2024-10-27T03:00:00"),
         ("B", "Closed", "", "2024-01-01T00:00:00"),
+        ("C", "New", "", "2024-01-01T00:00:00"),
+        ("C", "Active", "", ""),
+        ("C", "Active", "", "2024-01-02T00:00:00"),
+        ("C", "Active", "", "2024-01-02T00:00:07"),
+        ("D", "New", "", ""),
     ]
     lines = [
         f"{t},{place},{activity},{group},{time},,3,true" for place, (t, activity, group, time) in enumerate(events)
@@ -339,6 +345,25 @@ def test_states_of_awkward_events_equal_an_independent_fold(session: SparkSessio
         expected = states_by_fold(csv.DictReader(file))
     assert states_by_spark(session, path) == expected
     assert expected["A"]["reopenings"] == "2"
+    assert expected["C"]["sla_seconds"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ("T 1,,New,,2024-01-01T00:00:00,,,", "an event of ticket 'T 1' has no whole number as its seq: ''"),
+        ("T,1.5,New,,2024-01-01T00:00:00,,,", "an event of ticket 'T' has no whole number as its seq: '1.5'"),
+        ("T,1,New,,yesterday,,,", "an event of ticket 'T' has no time as its timestamp: 'yesterday'"),
+    ],
+)
+def test_an_event_whose_place_or_time_cannot_be_read_is_one_line(
+    session: SparkSession, tmp_path: Path, event: str, said: str
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"ticket_id,seq,activity,assignment_group,timestamp,opened_at,priority,made_sla\n{event}\n")
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
+        states_by_spark(session, path)
+    assert str(one_line(failed.value)) == f"{said}; nothing was written"
 
 
 def test_a_log_without_a_needed_column_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -64,6 +66,30 @@ def test_a_lease_that_ended_empties_the_hands_but_not_the_memory() -> None:
     assert holdings.report() == []
     assert holdings.take("T", 5, 5, False) is Taking.REFUSED
     assert holdings.take("T", 6, 6, True) is Taking.TAKEN
+
+
+def test_a_lease_may_end_while_a_run_is_dropped() -> None:
+    """The thread of the lease forgets all runs between the look at a run and its removal, on the event loop."""
+    holdings = Holdings()
+    endings: list[threading.Thread] = []
+
+    class LeaseEndsHere(dict[str, int]):
+        def get(self, *args: Any) -> Any:
+            found = super().get(*args)
+            endings.append(threading.Thread(target=holdings.forget))
+            endings[-1].start()
+            # It is over at once, or it waits for the end of the removal
+            endings[-1].join(0.2)
+            return found
+
+    holdings._held = LeaseEndsHere()
+    assert holdings.take("T", 5, 5, False) is Taking.TAKEN
+    assert holdings.take("U", 6, 6, False) is Taking.TAKEN
+    holdings.drop("T", 5)
+    for ending in endings:
+        ending.join(30)
+    assert holdings.report() == []
+    holdings.drop("U", 6)
 
 
 def test_tickets_do_not_know_of_each_other() -> None:

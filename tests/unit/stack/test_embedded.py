@@ -61,6 +61,42 @@ def test_keeps_port_and_data_over_a_restart(own_server: EmbeddedServer, end: str
         assert client.get("kept") == b"yes"
 
 
+@pytest.mark.parametrize("end", ["stop", "kill", "close", "restart"])
+@pytest.mark.parametrize("died", [False, True])
+def test_the_group_of_a_server_is_killed_before_its_number_is_free(
+    own_server: EmbeddedServer, died: bool, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = own_server.pid
+    assert pid is not None
+    if died:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not own_server.running, description="the server to have ended")
+    killpg = os.killpg
+    had_it: list[bool] = []
+
+    def looks(group: int, number: int) -> None:
+        # Another process could have its number by now, and be a group of its own.
+        had_it.append(psutil.pid_exists(group))
+        killpg(group, number)
+
+    monkeypatch.setattr(os, "killpg", looks)
+    getattr(own_server, end)()
+    assert had_it == [True]
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_server_that_died_is_started_again_and_leaves_nothing(own_server: EmbeddedServer) -> None:
+    first = own_server.pid
+    assert first is not None
+    own = {child.pid for child in psutil.Process().children()}
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not own_server.running, description="the server to have ended")
+    own_server.start()
+    assert not psutil.pid_exists(first)
+    # Neither does the shell that would have stopped its group
+    assert len({child.pid for child in psutil.Process().children()}) == len(own)
+
+
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_one_folder_has_one_server_at_a_time(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.stack.embedded.LOCK_S", 0.2)
