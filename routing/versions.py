@@ -148,9 +148,9 @@ def not_led(holder: str, older: str) -> str:
 
 
 def undone_in(client: Redis, stream: str, group: str) -> tuple[bool, str]:
-    """(whether ``stream`` has messages that ``group`` is not done with, an id: all entries up to it are done or dead).
+    """(whether ``stream`` has messages that ``group`` is not done with, an id: nothing up to it is undone).
 
-    Without the group nothing of it is undone.
+    Without the group nothing of it is: its subscription is younger than that version was in use.
     """
     try:
         reply: Any = client.execute_command("XINFO", "GROUPS", stream)
@@ -159,16 +159,17 @@ def undone_in(client: Redis, stream: str, group: str) -> tuple[bool, str]:
     except ResponseError as exc:
         reply = exc
     found = group_in(reply, group)
+    last: Any = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
+    newest = text_of(last[0][0]) if last else "0-0"
     if found is None:
-        return False, "0-0"
+        return False, newest
     if found.pending:
         pending: Any = client.xpending_range(stream, group, "-", "+", 1)
         if pending:
             # A row, also where the client returns replies as they are.
             first = pending[0]["message_id"] if isinstance(pending[0], dict) else pending[0][0]
             return True, id_before(id_key(text_of(first)))
-    last: Any = client.execute_command("XREVRANGE", stream, "+", "-", "COUNT", 1)
-    return bool(last) and id_key(text_of(last[0][0])) > id_key(found.read_to), found.read_to
+    return id_key(newest) > id_key(found.read_to), found.read_to
 
 
 def older_versions(client: Redis, stream: str) -> tuple[str, ...]:

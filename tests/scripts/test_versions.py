@@ -227,6 +227,18 @@ def test_a_leader_warns_of_each_dropped_version_that_has_undone_messages(
         assert len(caplog.messages) == lines
 
 
+def test_a_dropped_version_that_a_subscription_never_read_holds_none_of_its_tickets(fresh: World) -> None:
+    """Its entries may be kept for others, or for a retention."""
+    fresh.client.execute_command("XADD", OLDER.stream, "5-0", "ticket_id", "A")
+    dropped = DroppedVersions(fresh.client, fresh.keys, [OLDER.stream])
+    assert [lane.read_to for lane in dropped.lanes] == ["5-0"]
+    # What comes there later is no message of it, either
+    fresh.client.execute_command("XADD", OLDER.stream, "6-0", "ticket_id", "A")
+    dropped._look_at = 0.0
+    dropped.look(fresh.client)
+    assert [lane.read_to for lane in dropped.lanes] == ["6-0"]
+
+
 def test_only_the_leader_notes_what_a_stream_follows(fresh: World) -> None:
     fresh.client.set(fresh.keys.leader, "8 another", px=LEASE_MS)
     before = fresh.snapshot()
