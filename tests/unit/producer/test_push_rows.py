@@ -305,8 +305,10 @@ def test_without_a_payload_column_they_are_the_payload() -> None:
         ('"expires": true', "column 'expires' must be milliseconds since 1970"),
         ('"due": 1900000000000, "expires": 1900000000000', "expires is not after the time when the message is due"),
         ('"due": "2033-05-18T03:33:20Z", "expires": 1999999999999', "expires is not after the time when the message"),
+        ('"delay": 3000000000, "expires": 1999999999999', "expires is not after the time when the message is due"),
+        ('"delay": 5, "expires": 1000000000000', "expires is not after the time when the message is due"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_a_bad_rule_of_a_row_is_refused_with_its_line(cells: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
