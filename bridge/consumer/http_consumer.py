@@ -38,6 +38,9 @@ LOST_STATUS = 75
 LOOK_S = 0.05
 #: Of these looks, so many come between two checks that the master answers.
 ALIVE_LOOKS = 60
+#: Seconds between two receives that bring nothing: at first, and at most. It doubles in between.
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.3
 #: Longest time in seconds to leave, by whichever master.
 LEAVE_S = 10.0
 
@@ -76,6 +79,8 @@ class HttpConsumer:
         self._registration |= {key: value for key, value in about.items() if value is not None}
         self._wait_s = wait_s
         self._exit_when_lost = exit_when_lost
+        #: Seconds of the last pause between two receives.
+        self._pause_s = 0.0
         self._incarnation = ""
         self._lease_ms = 0
         #: By the clock of `now_ns`; 0: the lease is over.
@@ -278,6 +283,7 @@ class HttpConsumer:
             return
         try:
             path = f"/api/messages/next?{urlencode(query)}"
+            sent_ns = now_ns()
             found = self._calls.call("GET", path, goes_on=lambda: False, wait_s=self._wait_s)
         except HttpProblem as problem:
             if problem.status in OVER:
@@ -291,12 +297,21 @@ class HttpConsumer:
             self._stopping.wait(0.2)
             return
         received_ns = now_ns()
+        self._pause(bool(found["messages"]), (received_ns - sent_ns) / 1e9)
         for item in found["messages"]:
             # By the clock of Redis, and not by that of this machine.
             answered_ms = item["deadline_ms"] - found["lease_ms"]
             expires_ms = (item.get("options") or {}).get("expires_ms")
             expires_ns = None if expires_ms is None else received_ns + (expires_ms - answered_ms) * 1_000_000
             self._take(Work(incarnation, item, expires_ns))
+
+    def _pause(self, brought_some: bool, took_s: float) -> None:
+        """Waits after a receive that brought nothing, and ended soon: with a short ``wait_s``, an idle consumer would
+        call its master without a pause. A long poll took longer than the longest pause, so nothing is added to it.
+        """
+        self._pause_s = 0.0 if brought_some else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        if self._pause_s > took_s:
+            self._stopping.wait(self._pause_s - took_s)
 
     def _take(self, work: Work) -> None:
         incarnation, item, _ = work
