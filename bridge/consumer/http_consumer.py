@@ -28,6 +28,7 @@ from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
 from bridge.consumer.http_messages import Message, Work, failed, outcome_of
 from bridge.consumer.http_outcomes import OVER, Life, Outcomes
+from bridge.protocol.outcome_limits import MOST_SLOTS, MOST_WAIT_S
 from bridge.routing.numbers import count
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,18 @@ FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.3
 #: Longest time in seconds to leave, by whichever master.
 LEAVE_S = 10.0
+
+
+def _check_numbers(concurrency: Any, wait_s: Any) -> None:
+    """Raises ValueError and TypeError for what the port would refuse, or what no call can have."""
+    if type(concurrency) is not int:
+        raise TypeError(f"concurrency must be a whole number, not {concurrency!r:.80}")
+    if not 1 <= concurrency <= MOST_SLOTS:
+        raise ValueError(f"concurrency must be from 1 to {MOST_SLOTS}, it is {concurrency}")
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
+        raise TypeError(f"wait_s must be a number of seconds, not {wait_s!r:.80}")
+    if not 0 <= wait_s <= MOST_WAIT_S:
+        raise ValueError(f"wait_s must be from 0 to {MOST_WAIT_S} seconds, it is {wait_s}")
 
 
 class HttpConsumer:
@@ -70,6 +83,12 @@ class HttpConsumer:
     ) -> None:
         if not callable(handler):
             raise TypeError(f"the handler must be a function that takes a message, not {handler!r:.80}")
+        for given, value in (("name", name), ("subscription", subscription), ("health_url", health_url)):
+            if not isinstance(value, str) and not (value is None and given != "name"):
+                raise TypeError(f"{given} must be text, not {value!r:.80}")
+        if tasks is not None and not (isinstance(tasks, list | tuple) and all(isinstance(one, str) for one in tasks)):
+            raise TypeError(f"tasks must be a list of task names, not {tasks!r:.80}")
+        _check_numbers(concurrency, wait_s)
         self._calls = Calls([urls] if isinstance(urls, str) else list(urls), token, context)
         self._name = name
         self._handler = handler
