@@ -24,6 +24,7 @@ import orjson
 
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
+from bridge.routing.exact_json import TOO_DEEP, exact
 from bridge.routing.messages import MAX_DEPTH, is_deep
 from bridge.routing.text import printable
 
@@ -204,7 +205,12 @@ def _name(name: Any) -> bytes:
 def _value(text: bytes) -> Any:
     """The value of a field. Raises ValueError."""
     # The fast parser reads a whole number of more than 64 bits as a float.
-    return json.loads(text) if _LONG_NUMBER.search(text) else orjson.loads(text)
+    if _LONG_NUMBER.search(text):
+        return exact(text)
+    found = orjson.loads(text)
+    if is_deep(text, found):
+        raise ValueError(TOO_DEEP)
+    return found
 
 
 def _text(name: str, value: Any) -> bytes:

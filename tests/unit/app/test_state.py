@@ -198,6 +198,43 @@ def test_a_damaged_field_is_refused(text: bytes) -> None:
         StateDict({b"total": text})
 
 
+LONG = b"1234567890123456789"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[%b,NaN]",
+        b"[%b,1e999]",
+        b"[%b,-1e999]",
+        b'"\\ud800 %b"',
+        b"[%b,Infinity]",
+        b'"\xed\xa0\x80%b"',
+        b"\xef\xbb\xbf%b",
+        b"[%b,01]",
+    ],
+)
+def test_a_field_with_a_long_number_is_read_by_the_same_rules(text: bytes) -> None:
+    """Long numbers are read by another parser."""
+    with pytest.raises(PayloadError, match="the field total of the state is not JSON") as refused:
+        StateDict({b"total": text % LONG})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("depth", [201, 400, 1200, 100_000])
+@pytest.mark.parametrize("inner", [b"1", LONG])
+def test_a_field_that_is_nested_too_deep_is_refused_by_name(depth: int, inner: bytes) -> None:
+    with pytest.raises(PayloadError, match=r"^the field total of the state is not JSON: ") as refused:
+        StateDict({b"total": b"[" * depth + inner + b"]" * depth})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("inner", [b"1", LONG])
+def test_a_field_may_be_nested_as_deep_as_a_payload(inner: bytes) -> None:
+    state = StateDict({b"total": b"[" * 200 + inner + b"]" * 200})
+    assert effects_of(state) == []
+
+
 def test_many_fields_go_in_several_calls() -> None:
     state = StateDict()
     state.update({f"f{n}": n for n in range(FIELDS_OF_CALL + 1)})
