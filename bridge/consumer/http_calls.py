@@ -187,7 +187,7 @@ class Calls:
             connection.sock.settimeout((wait_s or 0.0) + answer_s)
             if wait_s is not None:
                 self._begin_poll(mine)
-            connection.request(method, path, text, self._headers)
+            connection.request(method, self._masters[mine.at].path + path, text, self._headers)
             response = connection.getresponse()
             return response.status, _json_of(response.read())
         except BaseException:

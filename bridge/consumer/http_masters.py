@@ -16,11 +16,12 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """Where a master listens."""
+    """Where a master listens, or a proxy before it. ``path``: what goes before the path of each call; "": nothing."""
 
     scheme: str
     host: str
     port: int
+    path: str
 
 
 def masters_of(urls: Sequence[str]) -> list[Master]:
@@ -34,6 +35,11 @@ def masters_of(urls: Sequence[str]) -> list[Master]:
 def _master(url: str) -> Master:
     if not isinstance(url, str):
         raise TypeError(f"the URL of a master must be text, not {type(url).__name__}")
+    # First what may be a secret, wherever it is: the other errors show the URL.
+    if "@" in url:
+        raise ValueError("a master's URL must not have a user or a password: give token= for the header")
+    if "?" in url or "#" in url:
+        raise ValueError("a master's URL must not have a query or a fragment, which are what follows ? or #")
     wrong = ValueError(f"the URL of a master is http://HOST:PORT, with a port from 1 to 65535, not {url!r:.200}")
     try:
         parts = urlsplit(url)
@@ -45,7 +51,9 @@ def _master(url: str) -> Master:
     # urlsplit takes some of these out.
     if not host or parts.scheme not in PORTS or any(char <= " " or char == "\x7f" for char in url) or port == 0:
         raise wrong
-    return Master(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
+    if not parts.path.isascii():
+        raise ValueError(f"the path of a master's URL must be ASCII: quote what is not, as %C3%BC, not {url!r:.200}")
+    return Master(parts.scheme, host, PORTS[parts.scheme] if port is None else port, parts.path.rstrip("/"))
 
 
 def authorization_of(token: str) -> str:

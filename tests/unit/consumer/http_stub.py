@@ -46,7 +46,8 @@ class Stub:
         self.left = threading.Event()
         #: A larger body ends the connection, as one that is refused before it was read.
         self.most_bytes = 1 << 60
-        #: The header of the last call.
+        #: Of the last call.
+        self.path = ""
         self.authorization = ""
         #: The answer, if it is no JSON.
         self.text = b""
@@ -109,6 +110,7 @@ def serving(stub: Stub) -> Iterator[str]:
                 self.connection.close()
                 return
             text = self.rfile.read(size)
+            stub.path = self.path
             stub.authorization = self.headers.get("Authorization") or ""
             answer = stub.text or json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
             self.send_response(stub.status if self.path.endswith("/heartbeat") else 200)

@@ -93,6 +93,13 @@ SECRET = "q9X4mD2sLr6tPz8eUw1hYb5K"
         (f"http://{'h' * 64}:1", {}, ValueError, "http://HOST:PORT"),
         ("http://ü..h:1", {}, ValueError, "http://HOST:PORT"),
         ([b"http://h:1"], {}, TypeError, "the URL of a master must be text"),
+        (f"http://me:{SECRET}@h:1", {}, ValueError, "a master's URL must not have a user or a password: give token="),
+        (f"http://{SECRET}@h:1", {}, ValueError, "a master's URL must not have a user or a password"),
+        (f"htp://me:{SECRET}@h:99999", {}, ValueError, "a master's URL must not have a user or a password"),
+        (f"http://h:1/?token={SECRET}", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        (f"http://h:1#{SECRET}", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        ("http://h:1?", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        ("http://h:1/brücke", {}, ValueError, "the path of a master's URL must be ASCII: quote what is not, as %C3%BC"),
         ("http://h:1", {"wait_s": float("nan")}, ValueError, "wait_s must be from 0 to 60 seconds, it is nan"),
         ("http://h:1", {"wait_s": float("inf")}, ValueError, "wait_s must be from 0 to 60 seconds"),
         ("http://h:1", {"wait_s": -1}, ValueError, "wait_s must be from 0 to 60 seconds"),
@@ -109,7 +116,7 @@ SECRET = "q9X4mD2sLr6tPz8eUw1hYb5K"
         ("http://h:1", {"subscription": ["a"]}, TypeError, "subscription must be text"),
         ("http://h:1", {"health_url": 7}, TypeError, "health_url must be text"),
     ],
-    ids=range(29),
+    ids=range(36),
 )
 def test_what_no_call_can_have_is_refused_in_one_line_that_shows_no_token(
     urls: Any, given: dict[str, Any], kind: type[Exception], said: str
@@ -118,6 +125,12 @@ def test_what_no_call_can_have_is_refused_in_one_line_that_shows_no_token(
         HttpConsumer(urls, **{"name": "c1", "handler": print, **given})
     assert SECRET not in "".join(traceback.format_exception(raised.value))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/bridge", "/bridge/", "/a%20b/c"])
+def test_the_path_of_a_url_goes_before_that_of_each_call(path: str, url: str, stub: Stub) -> None:
+    Calls([url + path], None).call("GET", "/api/health", goes_on=lambda: False)
+    assert stub.path == f"{path.rstrip('/')}/api/health"
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["", "newline", "carriage return and newline"])
