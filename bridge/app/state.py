@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -72,7 +73,7 @@ class StateDict(dict[str, Any]):
         #: The values as they were read. The body may have changed those that can change.
         self._read = dict(self)
 
-    def ttl(self, seconds: float | None) -> None:
+    def ttl(self, seconds: float | timedelta | None) -> None:
         """The state is deleted when it was not saved for ``seconds``. None: it is kept until somebody deletes it.
 
         It takes effect with the success of this message. Raises `PayloadError` for what is no time.
@@ -80,8 +81,12 @@ class StateDict(dict[str, Any]):
         if seconds is None:
             self._ttl_ms = 0
             return
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_TTL_S:
-            raise PayloadError(f"state.ttl takes seconds, more than 0 and at most 100 years, not {seconds!r}")
+            raise PayloadError(
+                f"state.ttl takes seconds or a timedelta, more than 0 and at most 100 years, not {seconds!r}"
+            )
         self._ttl_ms = max(1, round(seconds * 1000))
 
     def end(self) -> None:

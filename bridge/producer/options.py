@@ -203,7 +203,7 @@ def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:
         raise OptionTypeError(f"{name} must be a datetime with a time zone, not {eta!r:.80}")
     if eta.utcoffset() is None:
         raise OptionError(f"{name} {eta} has no time zone: give it one, as in datetime.now(UTC) + timedelta(hours=1)")
-    due_ms = -((_EPOCH - eta) // timedelta(milliseconds=1))
+    due_ms = ms_of(eta)
     now_ms = time.time_ns() // 1_000_000
     if due_ms > now_ms + LONGEST_DELAY_MS:
         raise OptionError(f"{name} {eta} is more than 100 years away")
@@ -212,6 +212,11 @@ def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:
     if due_ms < now_ms and past is Past.REFUSED:
         raise OptionError(f"{name} {eta} is past")
     return b"=%d" % max(0, due_ms)
+
+
+def ms_of(moment: datetime) -> int:
+    """The first millisecond since 1970 that is not before ``moment``, which has a time zone."""
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
 def _shown(delay: Any) -> str:

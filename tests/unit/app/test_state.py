@@ -8,7 +8,7 @@ import json
 import math
 import random
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -110,7 +110,9 @@ def test_the_time_to_live() -> None:
     state.ttl(None)
     assert effects_of(state, default_ttl_s=60.0) == [same, ("PERSIST", KEY)]
     assert effects_of(StateDict({b"a": b"1"}), default_ttl_s=0.25) == [same, ("PEXPIRE", KEY, b"250")]
-    for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12):
+    state.ttl(timedelta(minutes=2))
+    assert effects_of(state) == [same, ("PEXPIRE", KEY, b"120000")]
+    for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12, timedelta(0), timedelta.max):
         with pytest.raises(PayloadError, match=r"state\.ttl takes seconds"):
             state.ttl(wrong)  # type: ignore[arg-type]
 
