@@ -4,7 +4,8 @@
   it takes its place in the order of its ticket as though it had been pushed when it is due (`Message.place`).
 - ``due`` and ``hold`` are options in every entry, so they never belong to a payload that is made of the other fields.
 - ``max_attempts`` (1 to 1000), ``timeout`` (ms): instead of the task's own; of two time limits the smaller one holds.
-- ``expires`` (ms since 1970): a message that has not begun by then is dead (`has_expired`).
+- ``expires`` (ms since 1970): a message that has not begun by then is dead (`has_expired`). One that would be due later
+  is due then: else its ticket would wait for a message that can never begin.
 - ``priority`` (0 to 9): a ticket whose oldest message has a higher one is dispatched sooner. The order within a ticket
   does not change.
 - The names in `BESIDE_PAYLOAD` are options only in an entry with a field ``payload``: in another entry they may be the
@@ -95,14 +96,13 @@ def read_options(id_ms: int, fields: Sequence[bytes], *, has_payload: bool) -> M
     due_ms, hold = _due(id_ms, found)
     if found.keys() <= ALWAYS:
         return _only_due(due_ms, hold) if due_ms else None
-    options = MessageOptions(
-        due_ms,
-        hold,
-        _number(found, b"max_attempts", 1, MOST_ATTEMPTS),
-        _number(found, b"timeout", 1, LONGEST_TIMEOUT_MS),
-        _number(found, b"expires", 0, min(id_ms + FURTHEST_MS, LATEST_MS)),
-        _number(found, b"priority", 0, HIGHEST_PRIORITY) or 0,
-    )
+    attempts = _number(found, b"max_attempts", 1, MOST_ATTEMPTS)
+    timeout_ms = _number(found, b"timeout", 1, LONGEST_TIMEOUT_MS)
+    expires_ms = _number(found, b"expires", 0, min(id_ms + FURTHEST_MS, LATEST_MS))
+    if expires_ms is not None and expires_ms < due_ms:
+        due_ms, hold = (expires_ms, hold) if expires_ms > id_ms else (0, False)
+    priority = _number(found, b"priority", 0, HIGHEST_PRIORITY) or 0
+    options = MessageOptions(due_ms, hold, attempts, timeout_ms, expires_ms, priority)
     return None if options == _NONE else options
 
 

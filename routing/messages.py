@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from bridge.routing import exact_json
 from bridge.routing.filters import Filter
 from bridge.routing.ids import Place, id_key, late_place
 from bridge.routing.message_options import ALWAYS, NAMES, BadOptionError, MessageOptions, read_options
@@ -24,7 +25,7 @@ OVERHEAD = 256
 MAX_TASK_BYTES = 512
 #: Deepest nesting of a payload. Python's own parser in a worker fails near a thousand levels, less the depth of its
 #: stack. It would fail for a whole bundle then.
-MAX_DEPTH = 200
+MAX_DEPTH = exact_json.MAX_DEPTH
 #: Why a dead message is not replayed when the lane would leave it out.
 LEFT_OUT_NOW = "this subscription leaves it out now: its filter or its tasks changed"
 #: Most names of tasks of other lanes whose handling is remembered.
@@ -325,17 +326,7 @@ def is_deep(text: bytes, parsed: Any = None) -> bool:
     """Whether the JSON ``text`` is nested more than `MAX_DEPTH` levels deep. ``parsed``: its parsed value, if known."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
-    level = [orjson.loads(text) if parsed is None else parsed]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+    return exact_json.is_nested(orjson.loads(text) if parsed is None else parsed)
 
 
 #: A number; half of a surrogate pair (not a whole pair, and not half of one before a broken escape); a JSON string.

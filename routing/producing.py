@@ -147,7 +147,8 @@ def ids_in(reply: Sequence[bytes], key: str) -> list[str]:
     code = code_of(reply[0])
     if code is ReturnCode.PAST:
         raise OptionError(
-            "eta or expires is past by the server's clock, and no such push was made under this idempotency key"
+            "eta or expires is past by the server's clock, and no such push was made under this idempotency key (an "
+            "expires before the delay is over counts as past)"
         )
     if code is ReturnCode.ERR:
         raise OptionError(

@@ -33,7 +33,7 @@ from bridge.app.context import TicketContext
 from bridge.app.effects import Effects
 from bridge.app.signature import is_async_or_generator
 from bridge.app.state import StateDict, stored_form
-from bridge.producer.options import Values, due_ms_of
+from bridge.producer.options import Values, due_ms_of, must_not_be_past
 from bridge.routing.errors import KeyUsed, OptionError, TicketBridgeError
 
 if TYPE_CHECKING:
@@ -136,11 +136,7 @@ class Eager:
             found = self._app.tasks[task]
             now_ms = time.time_ns() // 1_000_000
             dues = [due_ms_of(values, now_ms) for _, _, values in messages]
-            judged = [values for due, (*_, values) in zip(dues, messages, strict=True) if due is None]
-            if any(values.get("due", b"").startswith(b"=") for values in judged) or any(
-                values.get("expires", b"").startswith(b"=") and int(values["expires"][1:]) <= now_ms
-                for *_, values in messages
-            ):
+            if any(at < now_ms for *_, values in messages for at in must_not_be_past(values)):
                 raise OptionError("eta or expires is past, and no such push was made under this idempotency key")
             new = [
                 _Message(found, ticket, payload, self.next_id(), int(values.get("max_attempts", 0)) or None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ import orjson
 
 from bridge.routing.effects import Effect
 from bridge.routing.errors import PayloadError
+from bridge.routing.exact_json import TOO_DEEP, exact
 from bridge.routing.messages import MAX_DEPTH, is_deep
 from bridge.routing.text import printable
 
@@ -71,7 +73,7 @@ class StateDict(dict[str, Any]):
         #: The values as they were read. The body may have changed those that can change.
         self._read = dict(self)
 
-    def ttl(self, seconds: float | None) -> None:
+    def ttl(self, seconds: float | timedelta | None) -> None:
         """The state is deleted when it was not saved for ``seconds``. None: it is kept until somebody deletes it.
 
         It takes effect with the success of this message. Raises `PayloadError` for what is no time.
@@ -79,8 +81,12 @@ class StateDict(dict[str, Any]):
         if seconds is None:
             self._ttl_ms = 0
             return
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_TTL_S:
-            raise PayloadError(f"state.ttl takes seconds, more than 0 and at most 100 years, not {seconds!r}")
+            raise PayloadError(
+                f"state.ttl takes seconds or a timedelta, more than 0 and at most 100 years, not {seconds!r}"
+            )
         self._ttl_ms = max(1, round(seconds * 1000))
 
     def end(self) -> None:
@@ -204,7 +210,12 @@ def _name(name: Any) -> bytes:
 def _value(text: bytes) -> Any:
     """The value of a field. Raises ValueError."""
     # The fast parser reads a whole number of more than 64 bits as a float.
-    return json.loads(text) if _LONG_NUMBER.search(text) else orjson.loads(text)
+    if _LONG_NUMBER.search(text):
+        return exact(text)
+    found = orjson.loads(text)
+    if is_deep(text, found):
+        raise ValueError(TOO_DEEP)
+    return found
 
 
 def _text(name: str, value: Any) -> bytes:

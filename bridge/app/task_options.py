@@ -9,6 +9,7 @@ from datetime import date
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.functional import firstmethod
 from celery.utils.time import maybe_iso8601
 
 from bridge.app.installed import bridge_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: The values of ``bridge_on_dead``: what happens to the ticket of a dead message.
 ON_DEAD = ("skip", "park")
 
+#: What the setting task_annotations has for all tasks, and for one; None: nothing. As Celery reads it.
+_of_all, _of_task = firstmethod("annotate_any"), firstmethod("annotate")
 #: How a rollback is called.
 ROLLBACK = "(self, lost, ticket_id, payload)"
 
@@ -69,7 +72,7 @@ def check_tasks(app: Celery) -> None:
 
 def check_task_options(name: str, task: Any) -> None:
     """Refuses ``bridge_…`` options of a task that are unknown or cannot work, and an ``expires`` that cannot."""
-    _check_expires(name, getattr(task, "expires", None))
+    _check_expires(name, task, getattr(task, "expires", None))
     for attribute in dir(type(task)):
         if not attribute.startswith(PREFIX):
             continue
@@ -78,25 +81,43 @@ def check_task_options(name: str, task: Any) -> None:
         kind: type[Any] | None = TASK_OVERRIDES.get(option)
         if kind is None:
             near = difflib.get_close_matches(option, TASK_OVERRIDES, n=1, cutoff=0)
-            raise ConfigurationError(f"task {name}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?")
+            raise ConfigurationError(
+                f"{_place(name, task, attribute)}: unknown option {attribute}; did you mean {PREFIX}{near[0]}?"
+            )
         if value is None:
             continue
         if option == "rollback":
-            _check_rollback(name, inspect.getattr_static(type(task), attribute))
+            _check_rollback(name, _place(name, task, attribute), inspect.getattr_static(type(task), attribute))
             continue
         if type(value) is not kind:
-            raise ConfigurationError(f"task {name}: {attribute} must be {kind.__name__}, not {value!r}")
+            raise ConfigurationError(
+                f"{_place(name, task, attribute)}: {attribute} must be {kind.__name__}, not {value!r}"
+            )
         if option == "max_attempts" and not 1 <= int(value) <= MOST_ATTEMPTS:
-            raise ConfigurationError(f"task {name}: bridge_max_attempts must be 1 to {MOST_ATTEMPTS:,}, not {value}")
+            raise ConfigurationError(
+                f"{_place(name, task, attribute)}: {attribute} must be 1 to {MOST_ATTEMPTS:,}, not {value}"
+            )
         if option == "on_dead" and value not in ON_DEAD:
-            raise ConfigurationError(f"task {name}: bridge_on_dead must be {' or '.join(ON_DEAD)}, not {value!r}")
+            raise ConfigurationError(
+                f"{_place(name, task, attribute)}: {attribute} must be {' or '.join(ON_DEAD)}, not {value!r}"
+            )
 
 
-def _check_rollback(name: str, value: Any) -> None:
+def _place(name: str, task: Any, attribute: str) -> str:
+    """Where the option comes from. An annotation gives it to many tasks, also to Celery's own, which no user wrote."""
+    annotations = task.app.annotations
+    # In this order: Celery sets those of "*" last.
+    for key, found in (("*", _of_all(annotations)), (name, _of_task(annotations, task))):
+        if attribute in (found or ()):
+            return f'task_annotations["{key}"]'
+    return f"task {name}"
+
+
+def _check_rollback(name: str, place: str, value: Any) -> None:
     """Refuses a rollback that cannot be called as `bridge.app.task.TicketTask` calls it."""
     function = value.__func__ if isinstance(value, staticmethod) else value
     if not callable(function):
-        raise ConfigurationError(f"task {name}: bridge_rollback must be a function {ROLLBACK}, not {value!r}")
+        raise ConfigurationError(f"{place}: bridge_rollback must be a function {ROLLBACK}, not {value!r}")
     if is_async_or_generator(function):
         raise ConfigurationError(rollback_would_not_run(name))
     try:
@@ -108,12 +129,10 @@ def _check_rollback(name: str, value: Any) -> None:
         signature.bind("self", "lost", "ticket", "payload")
     except TypeError:
         takes = ", ".join(str(one.replace(annotation=one.empty)) for one in signature.parameters.values())
-        raise ConfigurationError(
-            f"task {name}: bridge_rollback takes ({takes}), and is called with {ROLLBACK}"
-        ) from None
+        raise ConfigurationError(f"{place}: bridge_rollback takes ({takes}), and is called with {ROLLBACK}") from None
 
 
-def _check_expires(name: str, value: Any) -> None:
+def _check_expires(name: str, task: Any, value: Any) -> None:
     """Refuses an ``expires`` that Celery could not use for a call either."""
     if value is None or isinstance(value, date) or (not isinstance(value, bool) and isinstance(value, Real)):
         return
@@ -121,4 +140,5 @@ def _check_expires(name: str, value: Any) -> None:
         with suppress(ValueError):
             maybe_iso8601(value)
             return
-    raise ConfigurationError(f"task {name}: expires must be seconds, a datetime or an ISO 8601 time, not {value!r}")
+    place = _place(name, task, "expires")
+    raise ConfigurationError(f"{place}: expires must be seconds, a datetime or an ISO 8601 time, not {value!r}")

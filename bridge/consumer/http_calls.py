@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
+from bridge.consumer.http_masters import authorization_of, masters_of
 from bridge.link.outage import Outage, OutageLog
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,13 @@ class _Caller:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
+def _json_of(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise HTTPException(f"an answer that is no JSON: {exc}") from None
+
+
 class Calls:
     """Calls of one of several masters, which all answer alike. Each thread has a connection of its own.
 
@@ -72,15 +79,11 @@ class Calls:
     """
 
     def __init__(self, urls: Sequence[str], token: str | None, context: ssl.SSLContext | None = None) -> None:
-        self._addresses = [urlsplit(url) for url in urls]
-        if not self._addresses:
-            raise ValueError("name the URL of at least one master: http://HOST:PORT")
-        for address in self._addresses:
-            if address.scheme not in ("http", "https") or not address.hostname:
-                raise ValueError(f"the URL of a master is http://HOST:PORT, not {address.geturl()!r}")
+        """Raises ValueError and TypeError for a URL or a token that cannot be."""
+        self._masters = masters_of(urls)
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers["Authorization"] = authorization_of(token)
         self._context = context
         self._outages = OutageLog(logger, "calls are repeated", "the HTTP port of the masters")
         self._of_thread = threading.local()
@@ -138,8 +141,8 @@ class Calls:
         """As `call`, of each master once, until one answers. Gives up after ``within_s`` seconds, about."""
         # A connection that was kept may be one that was cut.
         self.close()
-        others = iter(self._addresses[1:])
-        share_s = within_s / len(self._addresses)
+        others = iter(self._masters[1:])
+        share_s = within_s / len(self._masters)
         return self.call(method, path, body, goes_on=lambda: next(others, None) is not None, answer_s=share_s)
 
     def find(self, goes_on: Callable[[], bool]) -> None:
@@ -147,7 +150,7 @@ class Calls:
 
         Raises OSError or HTTPException when it gave up.
         """
-        if len(self._addresses) > 1:
+        if len(self._masters) > 1:
             # A refusal is an answer, too.
             with suppress(HttpProblem):
                 self.call("GET", "/api/health", goes_on=goes_on, answer_s=ALIVE_S)
@@ -184,13 +187,9 @@ class Calls:
             connection.sock.settimeout((wait_s or 0.0) + answer_s)
             if wait_s is not None:
                 self._begin_poll(mine)
-            connection.request(method, path, text, self._headers)
+            connection.request(method, self._masters[mine.at].path + path, text, self._headers)
             response = connection.getresponse()
-            read = response.read()
-            return response.status, json.loads(read)
-        except ValueError as exc:
-            self.close()
-            raise HTTPException(f"an answer that is no JSON: {exc}") from None
+            return response.status, _json_of(response.read())
         except BaseException:
             self.close()
             raise
@@ -213,10 +212,10 @@ class Calls:
         with self._lock:
             if mine.moves != self._moves:
                 return
-            if len(self._addresses) > 1:
-                self._move((mine.at + 1) % len(self._addresses))
+            if len(self._masters) > 1:
+                self._move((mine.at + 1) % len(self._masters))
         mine.failures += 1
-        if mine.failures >= len(self._addresses):
+        if mine.failures >= len(self._masters):
             mine.outage.met(exc)
 
     def _answered(self, mine: _Caller) -> None:
@@ -252,12 +251,11 @@ class Calls:
         if found is None:
             with self._lock:
                 mine.at, mine.moves = self._at, self._moves
-            address = self._addresses[mine.at]
-            host = str(address.hostname)
-            if address.scheme == "https":
-                found = HTTPSConnection(host, address.port, context=self._context)
+            master = self._masters[mine.at]
+            if master.scheme == "https":
+                found = HTTPSConnection(master.host, master.port, context=self._context)
             else:
-                found = HTTPConnection(host, address.port)
+                found = HTTPConnection(master.host, master.port)
             mine.connection = found
         return found
 

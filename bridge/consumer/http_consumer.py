@@ -28,6 +28,7 @@ from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
 from bridge.consumer.http_messages import Message, Work, failed, outcome_of
 from bridge.consumer.http_outcomes import OVER, Life, Outcomes
+from bridge.protocol.outcome_limits import MOST_SLOTS, MOST_WAIT_S
 from bridge.routing.numbers import count
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,23 @@ LOST_STATUS = 75
 LOOK_S = 0.05
 #: Of these looks, so many come between two checks that the master answers.
 ALIVE_LOOKS = 60
+#: Seconds between two receives that bring nothing: at first, and at most. It doubles in between.
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.3
 #: Longest time in seconds to leave, by whichever master.
 LEAVE_S = 10.0
+
+
+def _check_numbers(concurrency: Any, wait_s: Any) -> None:
+    """Raises ValueError and TypeError for what the port would refuse, or what no call can have."""
+    if type(concurrency) is not int:
+        raise TypeError(f"concurrency must be a whole number, not {concurrency!r:.80}")
+    if not 1 <= concurrency <= MOST_SLOTS:
+        raise ValueError(f"concurrency must be from 1 to {MOST_SLOTS}, it is {concurrency}")
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
+        raise TypeError(f"wait_s must be a number of seconds, not {wait_s!r:.80}")
+    if not 0 <= wait_s <= MOST_WAIT_S:
+        raise ValueError(f"wait_s must be from 0 to {MOST_WAIT_S} seconds, it is {wait_s}")
 
 
 class HttpConsumer:
@@ -67,6 +83,12 @@ class HttpConsumer:
     ) -> None:
         if not callable(handler):
             raise TypeError(f"the handler must be a function that takes a message, not {handler!r:.80}")
+        for given, value in (("name", name), ("subscription", subscription), ("health_url", health_url)):
+            if not isinstance(value, str) and not (value is None and given != "name"):
+                raise TypeError(f"{given} must be text, not {value!r:.80}")
+        if tasks is not None and not (isinstance(tasks, list | tuple) and all(isinstance(one, str) for one in tasks)):
+            raise TypeError(f"tasks must be a list of task names, not {tasks!r:.80}")
+        _check_numbers(concurrency, wait_s)
         self._calls = Calls([urls] if isinstance(urls, str) else list(urls), token, context)
         self._name = name
         self._handler = handler
@@ -76,6 +98,8 @@ class HttpConsumer:
         self._registration |= {key: value for key, value in about.items() if value is not None}
         self._wait_s = wait_s
         self._exit_when_lost = exit_when_lost
+        #: Seconds of the last pause between two receives.
+        self._pause_s = 0.0
         self._incarnation = ""
         self._lease_ms = 0
         #: By the clock of `now_ns`; 0: the lease is over.
@@ -278,6 +302,7 @@ class HttpConsumer:
             return
         try:
             path = f"/api/messages/next?{urlencode(query)}"
+            sent_ns = now_ns()
             found = self._calls.call("GET", path, goes_on=lambda: False, wait_s=self._wait_s)
         except HttpProblem as problem:
             if problem.status in OVER:
@@ -291,12 +316,21 @@ class HttpConsumer:
             self._stopping.wait(0.2)
             return
         received_ns = now_ns()
+        self._pause(bool(found["messages"]), (received_ns - sent_ns) / 1e9)
         for item in found["messages"]:
             # By the clock of Redis, and not by that of this machine.
             answered_ms = item["deadline_ms"] - found["lease_ms"]
             expires_ms = (item.get("options") or {}).get("expires_ms")
             expires_ns = None if expires_ms is None else received_ns + (expires_ms - answered_ms) * 1_000_000
             self._take(Work(incarnation, item, expires_ns))
+
+    def _pause(self, brought_some: bool, took_s: float) -> None:
+        """Waits after a receive that brought nothing, and ended soon: with a short ``wait_s``, an idle consumer would
+        call its master without a pause. A long poll took longer than the longest pause, so nothing is added to it.
+        """
+        self._pause_s = 0.0 if brought_some else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        if self._pause_s > took_s:
+            self._stopping.wait(self._pause_s - took_s)
 
     def _take(self, work: Work) -> None:
         incarnation, item, _ = work

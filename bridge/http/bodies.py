@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
 
 from bridge.http.problems import Problem
+from bridge.http.queries import QueryRoute
 from bridge.producer.duplicate_keys import duplicate_key
 
 JSON = "application/json"
@@ -102,8 +102,8 @@ class _StrictRequest(Request):
         return found
 
 
-class JsonRoute(APIRoute):
-    """A route whose body, if it has one, is read strictly: ``APIRouter(route_class=JsonRoute)``."""
+class JsonRoute(QueryRoute):
+    """A route whose body, if it has one, is read strictly, too: ``APIRouter(route_class=JsonRoute)``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -7,14 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from bridge.protocol.outcome_limits import ERROR_CHARS, MOST_DELAY_S, MOST_ERROR_CHARS
+from bridge.protocol.outcome_limits import ERROR_CHARS, MOST_DELAY_S, MOST_ERROR_CHARS, MOST_SLOTS
 from bridge.protocol.outcomes import LARGEST
-
-#: Most messages that a consumer may take at once, and that one answer has.
-MOST_SLOTS = 1000
-#: Longest wait of a long poll, in seconds.
-MOST_WAIT_S = 60
-
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
 

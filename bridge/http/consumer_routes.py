@@ -12,8 +12,6 @@ from bridge.http.acknowledging import Acknowledging, problem_of, result_of
 from bridge.http.bodies import JsonRoute
 from bridge.http.cloud_events import BATCHED, wants_events
 from bridge.http.consumer_forms import (
-    MOST_SLOTS,
-    MOST_WAIT_S,
     Acknowledged,
     Acknowledgement,
     Delivery,
@@ -33,7 +31,7 @@ from bridge.http.receiving import Receiving
 from bridge.http.registering import Registry
 from bridge.http.site import Consuming, require
 from bridge.http.wakes import Wakes
-from bridge.protocol.outcome_limits import MOST_ITEMS
+from bridge.protocol.outcome_limits import MOST_ITEMS, MOST_SLOTS, MOST_WAIT_S
 from bridge.protocol.outcomes import LARGEST
 
 if TYPE_CHECKING:

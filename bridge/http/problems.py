@@ -26,6 +26,8 @@ from bridge.routing.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastapi import FastAPI, Request
 
 logger = get_logger(__name__)
@@ -147,11 +149,16 @@ def _of_validation(exc: RequestValidationError) -> Problem:
     for error in found[:NAMED]:
         # Parts with a bracket are pydantic's names of the forms of a body that has several.
         where = ".".join(part[:80] for part in map(str, error["loc"][:8]) if "[" not in part)
-        message = str(error["msg"]).removeprefix("Value error, ")
-        said.append({"where": where, "message": message[:300]})
-    first = f"{said[0]['where']}: {said[0]['message']}" if said else "the request is malformed"
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return Problem(400, f"{first}{more}", errors=said)
+        said.append((where, str(error["msg"]).removeprefix("Value error, ")))
+    return malformed(said, len(found))
+
+
+def malformed(said: Sequence[tuple[str, str]], count: int) -> Problem:
+    """400 for a request with ``count`` errors. ``said``: of the first ones, where each is, and what it is."""
+    errors = [{"where": where, "message": message[:300]} for where, message in said[:NAMED]]
+    first = f"{errors[0]['where']}: {errors[0]['message']}" if errors else "the request is malformed"
+    more = f", and {count - 1} more" if count > 1 else ""
+    return Problem(400, f"{first}{more}", errors=errors)
 
 
 async def _answer(_request: Request, exc: Exception) -> Response:

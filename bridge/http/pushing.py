@@ -14,6 +14,7 @@ from bridge.http import cloud_events
 from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON, check_members, media_type_of, pushed_json, require_json
 from bridge.http.problems import Problem, documented
+from bridge.http.queries import QueryRoute
 from bridge.http.site import Pushing, SiteOf, require
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
 from bridge.producer.push import apush_each, apush_many
@@ -24,7 +25,7 @@ from bridge.routing.messages import MAX_TASK_BYTES
 if TYPE_CHECKING:
     from celery import Celery
 
-router = APIRouter(tags=["messages"])
+router = APIRouter(tags=["messages"], route_class=QueryRoute)
 
 #: Most messages of one request.
 MOST = 10_000

@@ -21,6 +21,7 @@ from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON
 from bridge.http.consumer_forms import MESSAGE_ID
 from bridge.http.problems import Problem, documented, unavailable
+from bridge.http.queries import QueryRoute
 from bridge.http.site import Reading, Site, SiteOf, require
 from bridge.inspect.advice import Advice
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-router = APIRouter(tags=["views"])
+router = APIRouter(tags=["views"], route_class=QueryRoute)
 
 #: Threads of the views, and the most requests that wait for one.
 THREADS = 2

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.routing.message_options import MessageOptions
     from bridge.settings.lane import LaneSettings
 
 #: Entries in the first page. The size of those read so far sets that of the next page.
@@ -88,6 +89,12 @@ class DelayedMessage:
         """When it was pushed, Unix ms."""
         return id_key(stream_id(self.id))[0]
 
+    @property
+    def expires_ms(self) -> int | None:
+        """When it expires, Unix ms; None: it does not, or its options cannot be read."""
+        options = _options_of(stream_id(self.id), self.fields)
+        return None if options is None else options.expires_ms
+
     def summary(self, now_ms: int) -> dict[str, Any]:
         """Without the payload, for JSON. ``now_ms``: the server's time."""
         return {
@@ -111,7 +118,7 @@ class DelayedMessage:
         else:
             # As it came: reading and writing it again would round long numbers.
             shown = orjson.Fragment(payload)
-        return {**self.summary(now_ms), "payload": shown}
+        return {**self.summary(now_ms), "expires_ms": self.expires_ms, "payload": shown}
 
     def _text(self, name: bytes) -> str | None:
         found = self._field(name)
@@ -272,14 +279,19 @@ def find_delayed(redis: Redis, lane: AppLane, message_id: str) -> DelayedMessage
         raise InputError(f"message {shown} is not delayed any more: it was due, and waits or runs")
     group = group_in(groups, keys.group)
     if group is None or id_key(id_) > id_key(group.read_to):
-        try:
-            options = read_options(id_key(id_)[0], fields, has_payload=b"payload" in fields[::2])
-        except BadOptionError:
-            options = None
+        options = _options_of(id_, fields)
         if options is not None and options.due_ms:
             mode = Mode.HOLD if options.hold else Mode.OVERTAKE
             return DelayedMessage(f"{id_}{lane.id_suffix}", options.due_ms, mode, fields, default)
     raise InputError(f"message {shown} is not delayed: it was due at once, or has begun, or is done")
+
+
+def _options_of(id_: str, fields: Sequence[bytes]) -> MessageOptions | None:
+    """The options of an entry; None: it has none, or they cannot be read."""
+    try:
+        return read_options(id_key(id_)[0], fields, has_payload=b"payload" in fields[::2])
+    except BadOptionError:
+        return None
 
 
 def _in_order(sources: Sequence[Iterator[DelayedMessage]]) -> Iterator[DelayedMessage]:

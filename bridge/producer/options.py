@@ -55,19 +55,38 @@ def checked_options(given: Mapping[str, Any], past: Past = Past.REFUSED) -> Valu
     due, rules = _due_values(given, past), _rule_values(given, past)
     if not rules:
         return due
-    return checked_times({**due, **rules})
+    return checked_times({**due, **rules}, past)
 
 
-def checked_times(values: Values) -> Values:
-    """``values``, unless the message would expire before it is due. A span and a moment cannot be compared.
+def checked_times(values: Values, past: Past = Past.REFUSED) -> Values:
+    """``values``, unless the message would expire before it is due. A span and a moment are compared by the time now.
 
     Raises `OptionError`.
     """
     when, until = values.get("due", b""), values.get("expires", b"")
-    comparable = when and until and when.startswith(b"+") == until.startswith(b"+")
-    if comparable and int(until.lstrip(b"+=")) <= int(when.lstrip(b"+=")):
+    if not (when and until):
+        return values
+    if past is not Past.REFUSED and when.startswith(b"+") and not until.startswith(b"+"):
+        # It may have been right when the same push was made first. `must_not_be_past` has the time until when it is.
+        return values
+    now_ms = time.time_ns() // 1_000_000 if when.startswith(b"+") != until.startswith(b"+") else 0
+    if _moment_ms(until, now_ms) <= _moment_ms(when, now_ms):
         raise OptionError("expires is not after the time when the message is due: it would never begin")
     return values
+
+
+def _moment_ms(value: bytes, now_ms: int) -> int:
+    return int(value.lstrip(b"+=")) + (now_ms if value.startswith(b"+") else 0)
+
+
+def must_not_be_past(values: Values) -> list[int]:
+    """The times of a message (ms since 1970) that must not be past when a push with a key begins."""
+    times = [int(value[1:]) for value in values.values() if value.startswith(b"=")]
+    when, until = values.get("due", b""), values.get("expires", b"")
+    if when.startswith(b"+") and until.startswith(b"="):
+        # From then on the message would expire before it is due.
+        times.append(max(1, int(until[1:]) - int(when) - 1))
+    return times
 
 
 def _rule_values(given: Mapping[str, Any], past: Past) -> Values:
@@ -184,7 +203,7 @@ def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:
         raise OptionTypeError(f"{name} must be a datetime with a time zone, not {eta!r:.80}")
     if eta.utcoffset() is None:
         raise OptionError(f"{name} {eta} has no time zone: give it one, as in datetime.now(UTC) + timedelta(hours=1)")
-    due_ms = -((_EPOCH - eta) // timedelta(milliseconds=1))
+    due_ms = ms_of(eta)
     now_ms = time.time_ns() // 1_000_000
     if due_ms > now_ms + LONGEST_DELAY_MS:
         raise OptionError(f"{name} {eta} is more than 100 years away")
@@ -193,6 +212,11 @@ def _absolute(eta: Any, past: Past, name: str = "eta") -> bytes:
     if due_ms < now_ms and past is Past.REFUSED:
         raise OptionError(f"{name} {eta} is past")
     return b"=%d" % max(0, due_ms)
+
+
+def ms_of(moment: datetime) -> int:
+    """The first millisecond since 1970 that is not before ``moment``, which has a time zone."""
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
 def _shown(delay: Any) -> str:

@@ -13,7 +13,7 @@ from zlib import crc32
 import orjson
 
 from bridge.producer.message_bytes import payload_bytes, ticket_bytes
-from bridge.producer.options import FIELDS, NONE, Past, Values, checked_options, merged
+from bridge.producer.options import FIELDS, NONE, Past, Values, checked_options, merged, must_not_be_past
 from bridge.routing import producing
 from bridge.routing.errors import PayloadError
 from bridge.routing.messages import MAX_DEPTH, MAX_TICKET_BYTES
@@ -122,7 +122,7 @@ def part_of(
         return Part(first, count, (b"$%d\r\n%b\r\n$%d\r\n%b\r\n" * count) % tuple(pieces), hashes)
     fields = tuple(name for name in FIELDS if name in common or any(name in one for one in special.values()))
     every = [*special.values(), *([common] if len(special) < count else [])]
-    times = [int(value[1:]) for values in every for value in values.values() if value.startswith(b"=")]
+    times = [at for values in every for at in must_not_be_past(values)]
     ends = {id(values): _resp(values, fields) for values in (common, *special.values())}
     rest: list[int | bytes] = []
     for at in range(count):

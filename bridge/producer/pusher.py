@@ -13,8 +13,10 @@ from redis import Redis
 
 from bridge.link.connections import UNAVAILABLE
 from bridge.link.failures import translated
+from bridge.producer.options import due_ms_of
 from bridge.routing import producing
 from bridge.routing.errors import LayoutLost, ServerUnavailable, TicketBridgeError
+from bridge.routing.ids import id_key
 from bridge.routing.layouts import layout_of, lost_layout, restore_layout
 from bridge.routing.partitions import Layout, partition_of
 from bridge.routing.producing import places_of
@@ -50,7 +52,7 @@ class Pushed:
     rows: int = 0
     first_id: str | None = None
     last_id: str | None = None
-    #: How many of them say when they are due.
+    #: How many of them are due later than they were added.
     delayed: int = 0
     #: Number of rows of the batch whose reply was lost, or has not been counted: each of them may be in or not.
     uncertain: int = 0
@@ -141,9 +143,10 @@ def _add(client: Redis, destination: Destination, batch: list[Row], pushed: Push
         if isinstance(reply, Exception):
             refused = refused or (row, reply)
             continue
-        delayed += "due" in row.values
+        id_ = text_of(reply)
+        delayed += (due_ms_of(row.values, now_ms) or 0) > id_key(id_)[0]
         late += refused is not None
-        ids.append(text_of(reply) + destination.layout.suffix(destination.number_of(row.ticket)))
+        ids.append(id_ + destination.layout.suffix(destination.number_of(row.ticket)))
     pushed.count(len(ids), delayed, ids[0] if ids else None, ids[-1] if ids else None)
     if refused is None:
         return

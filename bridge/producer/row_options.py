@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from bridge.producer.options import LONGEST_DELAY_MS, NONE, Past, Values, checked_options, checked_times, eta_of_text
+from bridge.producer.options import LONGEST_DELAY_MS, NONE, Past, Values, checked_options, checked_times, ms_of
 from bridge.routing.errors import OptionError, OptionTypeError
 
 DUE = "due"
@@ -22,6 +23,8 @@ EXPIRES = "expires"
 #: The same, in a file with a column for the payload.
 RULE_COLUMNS = ("max_attempts", "timeout", EXPIRES, "priority")
 
+#: What a column that says a time may have.
+_FORMS = "milliseconds since 1970 or a time such as 2030-01-31T12:00:00Z"
 _YES = {"1", "true", "yes"}
 _NO = {"", "0", "false", "no"}
 
@@ -69,18 +72,27 @@ def _due_values(cells: Mapping[str, Any], common: Mapping[str, Any]) -> Values:
 def _at(due: Any, name: str, *, held: bool) -> Values:
     """``due``: milliseconds since 1970, or a time in the form of ISO 8601, with its time zone."""
     if isinstance(due, bool) or not isinstance(due, int | str):
-        raise OptionTypeError(
-            f"column {name!r} must be milliseconds since 1970 or a time such as 2030-01-31T12:00:00Z, not {due!r:.60}"
-        )
+        raise OptionTypeError(f"column {name!r} must be {_FORMS}, not {due!r:.60}")
     text = str(due) if isinstance(due, str) or abs(due) < 10**18 else "9" * 18
-    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
-        return checked_options({"eta": eta_of_text(text), "hold": held}, Past.ALLOWED)
-    due_ms = int(text[:19])
-    if due_ms < 0:
-        raise OptionError(f"column {name!r} must not be below 0, it is {text}")
+    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
+        due_ms, shown = int(text[:19]), f"{text:.40} milliseconds since 1970"
+        if due_ms < 0:
+            raise OptionError(f"column {name!r} must not be below 0, it is {text}")
+    else:
+        due_ms, shown = max(0, _ms_of_text(text, name)), text
     if due_ms > time.time_ns() // 1_000_000 + LONGEST_DELAY_MS:
-        raise OptionError(f"column {name!r} is more than 100 years away: {text:.40} milliseconds since 1970")
+        raise OptionError(f"column {name!r} is more than 100 years away: {shown}")
     return {"due": b"%d" % due_ms, "hold": b"1"} if held else {"due": b"%d" % due_ms}
+
+
+def _ms_of_text(text: str, name: str) -> int:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(f"column {name!r} must be {_FORMS}, not {text!r:.60}") from None
+    if found.utcoffset() is None:
+        raise OptionError(f"column {name!r}: {text} has no time zone, as 2030-01-31T12:00:00Z has one")
+    return ms_of(found)
 
 
 def _seconds(delay: Any, name: str) -> Any:

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from bridge.routing.errors import ConfigurationError, PayloadError
+from bridge.routing.exact_json import exact
 from bridge.routing.text import printable
 from bridge.spark.states.names import Home, homes_of, share_of
 from bridge.spark.states.options import StateOptions
@@ -195,16 +196,12 @@ def _problem(name: bytes, text: bytes) -> str | None:
     """Why a field of a state is damaged, as a worker finds it; None: it is not."""
     try:
         name.decode()
-        json.loads(text.decode(), parse_constant=_no_number)
+        exact(text)
     except UnicodeDecodeError:
         return "not UTF-8"
-    except (ValueError, RecursionError):
+    except ValueError:
         return "not JSON"
     return None
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 def _refuse(home: Home, ticket: str, why: str) -> NoReturn:

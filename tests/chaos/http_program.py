@@ -182,8 +182,8 @@ class Liar(Consumer):
 
     def _trickle(self, item: Any) -> tuple[int, str]:
         """The same in chunks of a few bytes, with pauses, over a connection of its own."""
-        address = self._calls._addresses[0]
-        connection = HTTPConnection(str(address.hostname), address.port, timeout=10)
+        master = self._calls._masters[0]
+        connection = HTTPConnection(master.host, master.port, timeout=10)
         text = json.dumps(item).encode()
 
         def chunks() -> Iterator[bytes]:

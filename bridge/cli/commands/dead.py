@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bridge.cli.group import Group
 from bridge.cli.older_versions import say_older
-from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, TEXT, with_options
+from bridge.cli.parameters import CHANGING, LIMIT, MESSAGE_ID, NON_EMPTY, with_options
 from bridge.cli.refusals import fail_for, list_refused, reporting_progress_on_error
 from bridge.cli.target import Target
 from bridge.cli.terminal import at_a_terminal, echo_json
@@ -34,8 +34,8 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.option("--ticket", type=TEXT, metavar="ID", help="Only letters of this ticket.")
-@click.option("--task", type=TEXT, metavar="NAME", help="Only letters of this task.")
+@click.option("--ticket", type=NON_EMPTY, metavar="ID", help="Only letters of this ticket.")
+@click.option("--task", type=NON_EMPTY, metavar="NAME", help="Only letters of this task.")
 @click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Only letters with this text in their reason or error.")
 @click.option("--limit", default=50, show_default=True, type=LIMIT, help="Print the newest N at most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -91,8 +91,8 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
 _selection = with_options(
     click.argument("ids", type=MESSAGE_ID, metavar="[ID]...", nargs=-1),
     click.option("--all", "everything", is_flag=True, help="All letters that match the other options."),
-    click.option("--ticket", type=TEXT, metavar="ID", help="Letters of this ticket."),
-    click.option("--task", type=TEXT, metavar="NAME", help="Letters of this task."),
+    click.option("--ticket", type=NON_EMPTY, metavar="ID", help="Letters of this ticket."),
+    click.option("--task", type=NON_EMPTY, metavar="NAME", help="Letters of this task."),
     click.option("--reason", type=NON_EMPTY, metavar="TEXT", help="Letters with this text in their reason or error."),
     *CHANGING,
 )

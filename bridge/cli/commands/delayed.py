@@ -92,6 +92,7 @@ def show(target: Target, message_id: str, as_json: bool) -> None:
         ("ticket", found.ticket_id or "(the entry was deleted)"),
         ("task", found.task or "(none)"),
         ("due", f"{moment(found.due_ms)}, {due_in(found, now_ms)}"),
+        *([] if found.expires_ms is None else [("expires", moment(found.expires_ms))]),
         ("mode", f"{found.mode.value}: {does}"),
         ("pushed", moment(found.pushed_ms)),
         ("payload", found.payload.decode(errors="backslashreplace")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,11 @@ def show(ctx: click.Context, ticket_id: str, as_json: bool) -> None:
     found = find_ticket(app, redis, app_lane, ticket_id, target.commands)
     kept, unreadable = _kept_state(app, redis, app_lane.name, ticket_id)
     if as_json:
-        echo_json({**found.document(), "kept_state": kept, "kept_state_error": unreadable})
+        echo_json({**found.document(), "kept_state": orjson.Fragment(_json_of(kept)), "kept_state_error": unreadable})
     else:
         _print(found)
         if kept or unreadable:
-            _fact("keeps", unreadable or orjson.dumps(kept).decode())
+            _fact("keeps", unreadable or _json_of(kept).decode())
     ctx.exit(0 if found.state is not None or kept else 1)
 
 
@@ -164,6 +165,13 @@ def _kept_state(app: Celery, redis: Redis, group: str, ticket_id: str) -> tuple[
         return read_state(redis, app, group, ticket_id), ""
     except (PayloadError, ResponseError) as exc:
         return {}, f"the state cannot be read: {exc}"
+
+
+def _json_of(kept: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(kept)
+    except TypeError:  # a whole number of more than 64 bits
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _fact(name: str, value: str) -> None:

@@ -1,7 +1,7 @@
 """Carries out operators' orders about delayed messages: cancel, reschedule, now.
 
-An order changes what is not due. A message that was begun, that is done, or that is due and waits for a consumer is
-refused by name; the others of the order are changed.
+An order changes what is not due. A message that was begun, that is done, that is due and waits for a consumer, or that
+would be due after it expires is refused by name; the others of the order are changed.
 """
 
 from __future__ import annotations
@@ -54,17 +54,22 @@ class DelayedOrders:
             else:
                 refused.append((id_, f"message {id_} is not delayed"))
         held = set(holding)
-        changed = delayed + holding
-        for message in read_messages(self._term, [("", id_) for id_ in changed]):
+        changed: set[str] = set()
+        for message in read_messages(self._term, [("", id_) for id_ in delayed + holding]):
+            if order.act is DelayedAct.RESCHEDULE and _expires_by(message, due_ms):
+                # It would never begin, and its ticket would wait for it.
+                refused.append((message.id, f"message {message.id} would be due after it expires"))
+                continue
+            changed.add(message.id)
             if message.id in held:
                 self._change_held(message, due_ms, batch)
             if due_ms is None:
                 self._cancel(message, batch)
             else:
                 batch.rescheduled += (due_ms, member_of(message.id))
-        if due_ms is not None and delayed:
+        if due_ms is not None and not changed.isdisjoint(delayed):
             self._lane.next_due_ms = min(due_ms, self._lane.next_due_ms or due_ms)
-        return {"ok": True, "changed": [id_ for id_ in ids if id_ in {*changed}], "refused": refused}
+        return {"ok": True, "changed": [id_ for id_ in ids if id_ in changed], "refused": refused}
 
     def _where(self, ids: Sequence[str]) -> list[tuple[str, bool, int | None, bool]]:
         """For each message: its id, whether it is delayed, until when its ticket waits for it, whether it is late."""
@@ -126,3 +131,8 @@ class DelayedOrders:
         keys, name = self._term.keys, self._lane.parked_name(message.ticket)
         rows = self._term.wire.call("XPENDING", keys.stream, keys.group, message.id, message.id, 1)
         return bool(rows) and rows[0][1] == name.encode(errors="surrogateescape")
+
+
+def _expires_by(message: Message, due_ms: int | None) -> bool:
+    """Whether a message that is due at ``due_ms`` has expired by then."""
+    return due_ms is not None and message.options is not None and message.options.has_expired(due_ms)

@@ -134,11 +134,13 @@ def test_odd_acknowledgements_and_receives_change_nothing(valkey: EmbeddedServer
             assert port.post(ACKNOWLEDGE, raw=text.encode(), headers={"Content-Type": "application/json"}).status == 400
         results = port.post(ACKNOWLEDGE, [one, {**one, "incarnation": "0" * 32}, one]).body["results"]
         assert [result["status"] for result in results] == [404] * 3
-        base = f"/api/messages/next?consumer=h&incarnation={life}"
+        receive = "/api/messages/next?"
         for more in ("wait=nan", "wait=1e400", "wait=61", "wait=0x1", "max=0", "max=1001", "max=%D9%A1", "max=1.5",
-                     "has=0", "has=", "has=" + "9" * 22, "incarnation=", "consumer=%00", "has=1&" * 1001):  # fmt: skip
-            assert port.get(f"{base}&{more}").status in (400, 404), more
-        assert port.get(f"{base}&consumer=other").status == 404
+                     "has=0", "has=", "has=" + "9" * 22, "has=1&" * 1001):  # fmt: skip
+            assert port.get(f"{receive}consumer=h&incarnation={life}&{more}").status in (400, 404), more
+        for whose, status in (("consumer=h&incarnation=", 400), (f"consumer=%00&incarnation={life}", 400),
+                              (f"consumer=other&incarnation={life}", 404)):  # fmt: skip
+            assert port.get(receive + whose).status == status, whose
         assert port.post("/api/consumers/h/heartbeat", {"incarnation": life}).body["wants"] == "go on"
     assert valkey.client().xlen(app.bridge.settings.lane.keys.outcomes) == 1  # it joined
     app.bridge.client.close()
@@ -167,4 +169,44 @@ def test_a_token_that_is_taken_away_ends_no_poll_and_allows_no_further_call(
             assert port.get(path.replace("wait=60", "wait=0.01")).body["messages"] == []
             assert dialled.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert port.post("/api/consumers/h/leave", {"incarnation": life}).status == 200
+    app.bridge.client.close()
+
+
+def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(valkey: EmbeddedServer) -> None:
+    app = app_of(valkey.url)
+    with port_of(app) as port:
+        paths = port.get("/api/openapi.json").body["paths"]
+        asked = [(method, path) for path, operations in paths.items() for method in operations]
+        assert len(asked) > 10
+        for method, path in asked:
+            # Before anything else of the request is read.
+            answer = port.call(method.upper(), re.sub(r"{\w+}", "x", path) + "?nobody=1", {})
+            assert (answer.status, answer.body["detail"][:40]) == (400, "query.nobody: there is no such parameter")
+            assert [error["where"] for error in answer.body["errors"]] == ["query.nobody"], path
+        with valkey.client() as client:
+            assert client.dbsize() == 0
+    app.bridge.client.close()
+
+
+def test_a_parameter_that_is_misspelt_or_given_twice_is_named(valkey: EmbeddedServer) -> None:
+    app = app_of(valkey.url)
+    life = "consumer=h&incarnation=i"
+    with port_of(app) as port:
+        for path, detail in (
+            ("/api/dead-letters?tickt=EE", "query.tickt: there is no such parameter; did you mean ticket?"),
+            ("/api/health?t=1", "query.t: there is no such parameter; this route has none"),
+            ("/api/status?a=1&a=2&b=%0A", "query.a: there is no such parameter; there is subscription, and 1 more"),
+            ("/api/dead-letters?ticket=A&limit=1&ticket=B", "query.ticket: it is given twice"),
+            ("/api/dead-letters?ticket=A&ticket=A&ticket=A", "query.ticket: it is given 3 times"),
+            (f"/api/messages/next?{life}&max=1&max=2", "query.max: it is given twice"),
+        ):
+            answer = port.get(path)
+            assert (answer.status, answer.body["detail"]) == (400, detail)
+        # A list of fences, and what is percent-encoded.
+        assert port.get(f"/api/messages/next?{life}&has=1&has=2").status == 404
+        assert port.get("/api/dead-letters?%74icket=A&").status == 200
+        many = port.get("/api/status?" + "&".join(f"a{n}" + "=" for n in range(1000)))
+        assert (many.status, len(many.body["errors"])) == (400, 10)
+        pushed = port.post("/api/messages?taks=shop.other", {"ticket_id": "A"})
+        assert (pushed.status, "did you mean task?" in pushed.body["detail"]) == (400, True)
     app.bridge.client.close()

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 import bridge.producer.push
 from bridge.producer.parts import PART_MESSAGES
-from bridge.routing.errors import PayloadError, ServerUnavailable
+from bridge.routing.errors import OptionError, PayloadError, ServerUnavailable
 from bridge.routing.keys import layout_key
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
@@ -160,6 +160,23 @@ def test_a_push_with_a_key_may_be_tried_again_when_its_eta_is_past(redis: Any, s
     assert shop.push("T", 1, eta=soon, idempotency_key="k") == first
     with pytest.raises(ValueError, match="is past"):
         shop.push("T", 1, eta=soon)
+
+
+def test_a_push_with_a_key_is_refused_when_it_expires_before_its_delay_is_over(redis: Any, shop: Any) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    rows: list[Any] = [("T", n) for n in range(501)] + [("T", 501, {"delay": 3601, "expires": soon})]
+    for key in ("k", None):
+        with pytest.raises(OptionError, match="expires"):
+            shop.push_many(rows, idempotency_key=key)
+        assert is_empty(redis)
+
+    # One that was right the first time is found when it is repeated, however late that is.
+    def pushed(soon: datetime) -> Any:
+        return shop.push("T", 1, delay=3600, expires=soon + timedelta(hours=1), idempotency_key="k")
+
+    soon, first = pushed_in_time(pushed)
+    wait_until(lambda: now_ms(redis) > soon.timestamp() * 1000 + 1, description="the delay to be too long")
+    assert pushed(soon) == first
 
 
 @pytest.mark.parametrize("option", ["eta", "expires"])

@@ -119,9 +119,12 @@ def test_options_and_refusals_hold_for_delayed_messages_too(lane: Rules) -> None
     # It is overtaken, and has expired when its time comes.
     late = lane.add("O", "0", due=now_ms + 1500, expires=now_ms + 1200)
     lane.add("O", "0")
-    lane.wait_done(4)
-    assert lane.letter(late)["reason"] == EXPIRED
-    assert lane.noted("began:O") == ["1"]
+    # Its ticket would wait for it for years, and waits until it expires.
+    never = lane.add("N", "0", due=now_ms + 10**12, hold=1, expires=now_ms + 1200)
+    lane.add("N", "0")
+    lane.wait_done(6)
+    assert lane.letter(late)["reason"] == lane.letter(never)["reason"] == EXPIRED
+    assert lane.noted("began:O") == lane.noted("began:N") == ["1"]
     seen = [json.loads(one) for one in lane.noted("seen:H")]
     assert seen == [[1, 1, "free 20"], [1, 1, "nack 20"], [1, 2, "done"], [2, 1, "done"]]
     assert held not in {letter["message_id"] for letter in lane.dead_letters()}

@@ -112,6 +112,8 @@ def test_an_eager_push_refuses_a_time_that_cannot_be(app: Any) -> None:
         task.push("T", {}, eta=past, idempotency_key="k")
     with pytest.raises(ValueError, match="is past, and no such push was made under this idempotency key"):
         task.push("T", {}, expires=past, idempotency_key="k")
+    with pytest.raises(ValueError, match="is past, and no such push was made under this idempotency key"):
+        task.push("T", {}, delay=60, expires=past + timedelta(seconds=60), idempotency_key="k")
     with pytest.raises(TypeError, match="delay must be a number"):
         task.push_many([("T", {}, {"delay": "1"})])
     assert seen == []

@@ -8,7 +8,7 @@ import json
 import math
 import random
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -110,7 +110,9 @@ def test_the_time_to_live() -> None:
     state.ttl(None)
     assert effects_of(state, default_ttl_s=60.0) == [same, ("PERSIST", KEY)]
     assert effects_of(StateDict({b"a": b"1"}), default_ttl_s=0.25) == [same, ("PEXPIRE", KEY, b"250")]
-    for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12):
+    state.ttl(timedelta(minutes=2))
+    assert effects_of(state) == [same, ("PEXPIRE", KEY, b"120000")]
+    for wrong in (0, -1, math.nan, math.inf, True, "5", 1e12, timedelta(0), timedelta.max):
         with pytest.raises(PayloadError, match=r"state\.ttl takes seconds"):
             state.ttl(wrong)  # type: ignore[arg-type]
 
@@ -196,6 +198,43 @@ def test_a_state_that_was_too_large_before_may_stay_so(value: str, is_taken: boo
 def test_a_damaged_field_is_refused(text: bytes) -> None:
     with pytest.raises(PayloadError, match="the field total of the state is not JSON"):
         StateDict({b"total": text})
+
+
+LONG = b"1234567890123456789"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[%b,NaN]",
+        b"[%b,1e999]",
+        b"[%b,-1e999]",
+        b'"\\ud800 %b"',
+        b"[%b,Infinity]",
+        b'"\xed\xa0\x80%b"',
+        b"\xef\xbb\xbf%b",
+        b"[%b,01]",
+    ],
+)
+def test_a_field_with_a_long_number_is_read_by_the_same_rules(text: bytes) -> None:
+    """Long numbers are read by another parser."""
+    with pytest.raises(PayloadError, match="the field total of the state is not JSON") as refused:
+        StateDict({b"total": text % LONG})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("depth", [201, 400, 1200, 100_000])
+@pytest.mark.parametrize("inner", [b"1", LONG])
+def test_a_field_that_is_nested_too_deep_is_refused_by_name(depth: int, inner: bytes) -> None:
+    with pytest.raises(PayloadError, match=r"^the field total of the state is not JSON: ") as refused:
+        StateDict({b"total": b"[" * depth + inner + b"]" * depth})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("inner", [b"1", LONG])
+def test_a_field_may_be_nested_as_deep_as_a_payload(inner: bytes) -> None:
+    state = StateDict({b"total": b"[" * 200 + inner + b"]" * 200})
+    assert effects_of(state) == []
 
 
 def test_many_fields_go_in_several_calls() -> None:

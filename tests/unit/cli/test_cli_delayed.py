@@ -18,6 +18,7 @@ from bridge.inspect.delayed import Mode
 from bridge.operate.deleting import LanesOfStream, StillUsed
 from bridge.protocol.orders import DELAYED_IDS
 from bridge.routing.ids import member_of
+from bridge.routing.numbers import moment
 from bridge.routing.records import HELD
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import MASTER, CommandLine, Lane, calls_of, command_line, letter
@@ -127,6 +128,17 @@ def test_show_has_the_payload(shell: CommandLine, lane: Lane) -> None:
     said = shell("delayed", "show", id_).stdout
     assert '{"amount": 3}' in said
     assert "overtake: later ones overtake it" in said
+
+
+def test_show_says_when_a_message_expires(shell: CommandLine, lane: Lane) -> None:
+    at_ms = 4_000_000_000_000
+    fields: Any = {"ticket_id": "A", "payload": "1", "due": at_ms - 1}
+    added: list[Any] = [lane.redis.xadd(lane.keys.stream, one) for one in ({**fields, "expires": at_ms}, fields)]
+    ids = [id_.decode() for id_ in added]
+    assert [shell.json("delayed", "show", id_)["expires_ms"] for id_ in ids] == [at_ms, None]
+    [line] = [line for line in shell("delayed", "show", ids[0]).stdout.splitlines() if line.startswith("expires")]
+    assert line == f"expires   {moment(at_ms)}"
+    assert "expires" not in shell("delayed", "show", ids[1]).stdout
 
 
 def test_long_numbers_of_a_payload_are_shown_as_they_came(shell: CommandLine, lane: Lane) -> None:

@@ -473,6 +473,15 @@ def test_what_a_ticket_keeps_is_shown_also_when_it_is_damaged(shell: CommandLine
     assert 'keeps     {"total":7,"names":["ü"]}' in shown.stdout
     lane.redis.hset(lane.keys.state("B"), "total", "{")
     assert "keeps     the state cannot be read: the field total" in shell("ticket", "show", "B").stdout
+    for at, depth in enumerate((400, 1200)):
+        lane.redis.hset(lane.keys.state(f"E{at}"), "deep", "[" * depth + "1234567890123456789" + "]" * depth)
+        assert "keeps     the state cannot be read: the field deep" in shell("ticket", "show", f"E{at}").stdout
+        seen = shell.json("ticket", "show", f"E{at}")
+        assert (seen["kept_state"], "the field deep of the state is" in seen["kept_state_error"]) == ({}, True)
+    # No encoder of 64 bits writes it.
+    lane.redis.hset(lane.keys.state("F"), "count", 1 << 70)
+    assert shell.json("ticket", "show", "F")["kept_state"] == {"count": 1 << 70}
+    assert f'keeps     {{"count":{1 << 70}}}' in shell("ticket", "show", "F").stdout
     lane.redis.rpush(lane.keys.state("D"), "x")
     assert (
         "the state cannot be read: the key of the state of ticket D is no hash" in shell("ticket", "show", "D").stdout

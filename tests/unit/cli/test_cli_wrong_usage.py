@@ -88,6 +88,17 @@ def test_what_can_be_no_ticket(away: CommandLine, command: tuple[str, ...], valu
     assert "it is empty" in said or "at most" in said or "1 to 512 bytes" in said or "as UTF-8" in said
 
 
+@pytest.mark.parametrize("option", ["--ticket", "--task", "--reason"])
+@pytest.mark.parametrize("command", ["list", "drop", "replay"])
+def test_an_empty_text_chooses_no_dead_letters(away: CommandLine, command: str, option: str) -> None:
+    assert error_of(away("dead", command, option, "")) == f"Error: Invalid value for '{option}': it is empty."
+
+
+@pytest.mark.parametrize("option", ["--ticket", "--task"])
+def test_an_empty_text_chooses_no_delayed_messages(away: CommandLine, option: str) -> None:
+    assert error_of(away("delayed", "list", option, "")) == f"Error: Invalid value for '{option}': it is empty."
+
+
 @pytest.mark.parametrize("command", WITH_A_CONSUMER, ids=" ".join)
 def test_a_consumer_without_a_name(away: CommandLine, command: tuple[str, ...]) -> None:
     assert "it is empty" in error_of(away(*command, ""))

@@ -46,6 +46,11 @@ class Stub:
         self.left = threading.Event()
         #: A larger body ends the connection, as one that is refused before it was read.
         self.most_bytes = 1 << 60
+        #: Of the last call.
+        self.path = ""
+        self.authorization = ""
+        #: The answer, if it is no JSON.
+        self.text = b""
         #: Outcomes of one call, for each call.
         self.calls: list[int] = []
 
@@ -105,7 +110,9 @@ def serving(stub: Stub) -> Iterator[str]:
                 self.connection.close()
                 return
             text = self.rfile.read(size)
-            answer = json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
+            stub.path = self.path
+            stub.authorization = self.headers.get("Authorization") or ""
+            answer = stub.text or json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
             self.send_response(stub.status if self.path.endswith("/heartbeat") else 200)
             self.flush_headers()
             self.wfile.write(b"Wait: ")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
+import ssl
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,6 +71,88 @@ def running(consumer: HttpConsumer) -> Iterator[threading.Thread]:
 def test_what_cannot_be_a_consumer_is_refused_at_once(urls: list[str], handler: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         HttpConsumer(urls, "c1", handler)
+
+
+SECRET = "q9X4mD2sLr6tPz8eUw1hYb5K"
+
+
+@pytest.mark.parametrize(
+    ("urls", "given", "kind", "said"),
+    [
+        ("http://h:1", {"token": f"{SECRET}🚲"}, ValueError, "the token must be printable ASCII without spaces"),
+        ("http://h:1", {"token": f"{SECRET}\r\nEvil: 1"}, ValueError, "the token must be printable ASCII"),
+        ("http://h:1", {"token": f"{SECRET} {SECRET}"}, ValueError, "the token must be printable ASCII"),
+        ("http://h:1", {"token": "\n"}, ValueError, "the token is empty"),
+        ("http://h:1", {"token": SECRET.encode()}, TypeError, "the token must be text, not bytes"),
+        ("http://my host:1", {}, ValueError, "from 1 to 65535, not 'http://my host:1'"),
+        ("http://h:1\n", {}, ValueError, "http://HOST:PORT"),
+        ("http://h:99999", {}, ValueError, "http://HOST:PORT, with a port from 1 to 65535, not 'http://h:99999'"),
+        ("http://h:0", {}, ValueError, "with a port from 1 to 65535"),
+        ("http://h:x", {}, ValueError, "with a port from 1 to 65535"),
+        ("http://[::1", {}, ValueError, "http://HOST:PORT"),
+        (f"http://{'h' * 64}:1", {}, ValueError, "http://HOST:PORT"),
+        ("http://ü..h:1", {}, ValueError, "http://HOST:PORT"),
+        ([b"http://h:1"], {}, TypeError, "the URL of a master must be text"),
+        (f"http://me:{SECRET}@h:1", {}, ValueError, "a master's URL must not have a user or a password: give token="),
+        (f"http://{SECRET}@h:1", {}, ValueError, "a master's URL must not have a user or a password"),
+        (f"htp://me:{SECRET}@h:99999", {}, ValueError, "a master's URL must not have a user or a password"),
+        (f"http://h:1/?token={SECRET}", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        (f"http://h:1#{SECRET}", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        ("http://h:1?", {}, ValueError, "a master's URL must not have a query or a fragment"),
+        ("http://h:1/brücke", {}, ValueError, "the path of a master's URL must be ASCII: quote what is not, as %C3%BC"),
+        ("http://h:1", {"wait_s": float("nan")}, ValueError, "wait_s must be from 0 to 60 seconds, it is nan"),
+        ("http://h:1", {"wait_s": float("inf")}, ValueError, "wait_s must be from 0 to 60 seconds"),
+        ("http://h:1", {"wait_s": -1}, ValueError, "wait_s must be from 0 to 60 seconds"),
+        ("http://h:1", {"wait_s": 61}, ValueError, "wait_s must be from 0 to 60 seconds"),
+        ("http://h:1", {"wait_s": "1"}, TypeError, "wait_s must be a number of seconds, not '1'"),
+        ("http://h:1", {"concurrency": "4"}, TypeError, "concurrency must be a whole number, not '4'"),
+        ("http://h:1", {"concurrency": True}, TypeError, "concurrency must be a whole number"),
+        ("http://h:1", {"concurrency": 0}, ValueError, "concurrency must be from 1 to 1000, it is 0"),
+        ("http://h:1", {"concurrency": 1001}, ValueError, "concurrency must be from 1 to 1000"),
+        ("http://h:1", {"tasks": {"a"}}, TypeError, "tasks must be a list of task names, not {'a'}"),
+        ("http://h:1", {"tasks": "shop.apply"}, TypeError, "tasks must be a list of task names, not 'shop.apply'"),
+        ("http://h:1", {"tasks": [1]}, TypeError, "tasks must be a list of task names"),
+        ("http://h:1", {"name": 7}, TypeError, "name must be text, not 7"),
+        ("http://h:1", {"subscription": ["a"]}, TypeError, "subscription must be text"),
+        ("http://h:1", {"health_url": 7}, TypeError, "health_url must be text"),
+    ],
+    ids=range(36),
+)
+def test_what_no_call_can_have_is_refused_in_one_line_that_shows_no_token(
+    urls: Any, given: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(said)) as raised:
+        HttpConsumer(urls, **{"name": "c1", "handler": print, **given})
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/bridge", "/bridge/", "/a%20b/c"])
+def test_the_path_of_a_url_goes_before_that_of_each_call(path: str, url: str, stub: Stub) -> None:
+    Calls([url + path], None).call("GET", "/api/health", goes_on=lambda: False)
+    assert stub.path == f"{path.rstrip('/')}/api/health"
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"], ids=["", "newline", "carriage return and newline"])
+def test_the_newline_at_the_end_of_a_token_file_is_no_part_of_the_token(end: str, url: str, stub: Stub) -> None:
+    Calls([url], SECRET + end).call("POST", "/api/consumers/h/heartbeat", {}, goes_on=lambda: False)
+    assert stub.authorization == f"Bearer {SECRET}"
+
+
+def test_an_error_of_a_connection_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    def refuse(_connection: HTTPConnection) -> None:
+        # It is a ValueError, too.
+        raise ssl.SSLCertVerificationError("self-signed certificate")
+
+    monkeypatch.setattr(HTTPConnection, "connect", refuse)
+    with pytest.raises(ssl.SSLCertVerificationError, match="self-signed"):
+        Calls([url], None).call("GET", "/api/health", goes_on=lambda: False)
+
+
+def test_an_answer_that_is_no_json_is_said_to_be_none(url: str, stub: Stub) -> None:
+    stub.text = b"<html>"
+    with pytest.raises(HTTPException, match="an answer that is no JSON"):
+        Calls([url], None).call("GET", "/api/health", goes_on=lambda: False)
 
 
 def test_a_master_that_is_frozen_does_not_keep_a_registration(frozen: str, url: str, stub: Stub) -> None:
@@ -130,7 +215,7 @@ def test_a_connection_that_was_idle_for_too_long_is_no_reason_to_leave_the_maste
         for _ in range(2):
             assert calls.call("GET", "/", goes_on=lambda: False) == {}
         thread.join()
-    assert calls._addresses[calls._at].port != urlsplit(closed).port
+    assert calls._masters[calls._at].port != urlsplit(closed).port
 
 
 @pytest.mark.parametrize("gone", [("closed",), ("closed", "frozen"), ("frozen",)], ids=" ".join)

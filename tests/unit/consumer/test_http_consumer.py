@@ -34,6 +34,42 @@ def handled(url: str, stub: Stub, handler: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("wait_s", [0, 0.001])
+def test_one_that_receives_nothing_at_once_pauses_longer_and_longer(
+    wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Idle(Stub):
+        received = 0
+
+        def answer(self, path: str, body: Any) -> Any:
+            if "/next" in path:
+                self.received += 1
+                if self.received == 8:
+                    self.add("T")
+                if self.received >= 12:
+                    consumer.stop()
+            return super().answer(path, body)
+
+    pauses: list[float] = []
+    with serving(Idle()) as url:
+        consumer = HttpConsumer(url, "h", lambda _message: None, wait_s=wait_s)
+        monkeypatch.setattr(consumer._stopping, "wait", pauses.append)
+        # Calls take no time, however busy this machine is.
+        monkeypatch.setattr("bridge.consumer.http_consumer.now_ns", lambda: 1)
+        consumer.run()
+    # As often as it received nothing, and a message makes them short again.
+    assert pauses[:10] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.3, 0.01, 0.02, 0.04])
+
+
+def test_a_long_poll_that_brings_nothing_is_followed_by_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = HttpConsumer("http://127.0.0.1:1", "h", lambda _message: None)
+    pauses: list[float] = []
+    monkeypatch.setattr(consumer._stopping, "wait", pauses.append)
+    for took_s in (20.0, 20.0, 0.3, 0.3, 0.3, 0.1):
+        consumer._pause(False, took_s)
+    assert pauses == pytest.approx([0.2])
+
+
 def test_what_has_expired_is_dead_and_its_handler_is_not_called(url: str, stub: Stub) -> None:
     stub.add("expired", expires_ms=NOW_MS)
     stub.add("in time", expires_ms=NOW_MS + 3_600_000)

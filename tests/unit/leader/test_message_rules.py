@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from bridge.leader.duties.delayed_orders import DelayedOrders
 from bridge.leader.picture import ready
+from bridge.protocol.orders import ChangeDelayed, DelayedAct
 from bridge.protocol.outcomes import Kind
+from bridge.routing.batch import Batch
+from bridge.routing.ids import member_of
 from bridge.routing.message_options import EXPIRED
 from bridge.routing.policies import PolicyName
 from tests.unit.leader.lane_world import LaneWorld
@@ -97,6 +101,52 @@ def test_a_message_that_has_begun_does_not_expire(kind: Kind) -> None:
     world.now += 5000
     world.step()
     assert started(world) == [id_]
+
+
+@pytest.mark.parametrize("hold", [{}, {"hold": 1}], ids=["overtake", "hold"])
+@pytest.mark.parametrize("new_leader", [False, True])
+def test_a_delayed_message_is_dead_when_it_expires_and_its_ticket_goes_on(
+    hold: dict[str, Any], *, new_leader: bool
+) -> None:
+    world = world_of(clocked=True)
+    [never] = world.push("T", due=world.now + 10**12, expires=world.now + 2000, **hold)
+    [behind] = world.push("T")
+    world.read()
+    assert started(world) == ([] if hold else [behind])
+    world.now += 1999
+    world.step()
+    assert world.store.dead == []
+    if new_leader:
+        world.rebuild()
+    world.now += 2
+    world.step()
+    world.step()
+    assert world.store.dead == [never]
+    assert [letter["reason"] for letter in world.store.letters.values()] == [EXPIRED]
+    assert started(world) == ([behind] if hold else [])
+    assert (world.store.tickets, world.store.delayed, world.store.holding) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("hold", [{}, {"hold": 1}], ids=["overtake", "hold"])
+def test_a_delayed_message_is_not_put_off_beyond_its_expiry(hold: dict[str, Any]) -> None:
+    world = world_of(clocked=True)
+    ends = world.now + 5000
+    [expires] = world.push("A", due=world.now + 1000, expires=ends, **hold)
+    [free] = world.push("B", due=world.now + 1000, **hold)
+    world.read()
+    orders = DelayedOrders(world.term, world.lane)
+    for act, due_ms, refused in (
+        (DelayedAct.RESCHEDULE, ends + 1, True),
+        (DelayedAct.RESCHEDULE, ends, True),
+        (DelayedAct.RESCHEDULE, ends - 1, False),
+        (DelayedAct.NOW, None, False),
+        (DelayedAct.CANCEL, None, False),
+    ):
+        batch = Batch()
+        answer = orders.carry_out(ChangeDelayed(act, (expires, free), due_ms), batch)
+        assert answer["changed"] == ([free] if refused else [expires, free])
+        assert answer["refused"] == ([(expires, f"message {expires} would be due after it expires")] if refused else [])
+        assert batch.rescheduled[1::2] == [member_of(id_) for id_ in answer["changed"] if act is not DelayedAct.CANCEL]
 
 
 def test_an_expired_message_is_not_replayed() -> None:

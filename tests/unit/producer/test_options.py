@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.producer.options import LONGEST_DELAY_MS, Past, checked_options, due_ms_of, eta_of_text, merged
+from bridge.producer.options import (
+    LONGEST_DELAY_MS,
+    Past,
+    checked_options,
+    due_ms_of,
+    eta_of_text,
+    merged,
+    must_not_be_past,
+)
 from bridge.producer.parts import parts_of
 from bridge.routing.errors import OptionError, OptionTypeError, PayloadError
 
@@ -41,8 +49,10 @@ SOON_MS = -((datetime(1970, 1, 1, tzinfo=UTC) - SOON) // timedelta(milliseconds=
         ({"expires": SOON}, {"expires": b"=%d" % SOON_MS}),
         ({"expires": 0}, {"expires": b"+0"}),
         ({"delay": 30, "expires": 31}, {"due": b"+30000", "expires": b"+31000"}),
+        ({"delay": 30, "expires": SOON}, {"due": b"+30000", "expires": b"=%d" % SOON_MS}),
+        ({"eta": SOON, "expires": 86_400}, {"due": b"=%d" % SOON_MS, "expires": b"+86400000"}),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_options_become_fields(options: dict[str, Any], values: dict[str, bytes]) -> None:
     assert checked_options(options) == values
@@ -82,12 +92,14 @@ def test_options_become_fields(options: dict[str, Any], values: dict[str, bytes]
         ({"expires": datetime(1, 1, 1, tzinfo=UTC)}, ValueError, "expires .* is past"),
         ({"delay": 30, "expires": 30}, ValueError, "expires is not after the time when the message is due"),
         ({"eta": SOON, "expires": SOON}, ValueError, "expires is not after the time when the message is due"),
+        ({"delay": 86_400, "expires": SOON}, ValueError, "expires is not after the time when the message is due"),
+        ({"eta": SOON, "expires": 60}, ValueError, "expires is not after the time when the message is due"),
         ({"priority": 10}, ValueError, "priority must be from 0 to 9, it is 10"),
         ({"priority": -1}, ValueError, "priority must be from 0 to 9"),
         ({"priority": False}, TypeError, "priority must be a whole number, not False"),
         ({"priority": 10**5000}, ValueError, "a number of many thousand digits"),
     ],
-    ids=range(35),
+    ids=range(37),
 )
 def test_options_that_cannot_be_are_one_line(options: dict[str, Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(PayloadError, match=said) as raised:
@@ -100,6 +112,18 @@ def test_a_repeated_push_may_have_an_eta_that_is_past() -> None:
     past = {"eta": datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)}
     assert checked_options(past, Past.JUDGED) == {"due": b"=1000000000000"}
     assert checked_options(past, Past.ALLOWED) == {"due": b"1000000000000"}
+
+
+def test_a_repeated_push_may_have_an_expiry_that_its_delay_has_passed() -> None:
+    """Such a push was right the first time: the script of a push with a key judges it."""
+    options = {"delay": 86_400, "expires": SOON}
+    assert checked_options(options, Past.JUDGED) == {"due": b"+86400000", "expires": b"=%d" % SOON_MS}
+    assert checked_options(options, Past.ALLOWED) == {"due": b"+86400000", "expires": b"%d" % SOON_MS}
+    with pytest.raises(OptionError, match="expires is not after"):
+        checked_options({"eta": SOON, "expires": 60}, Past.JUDGED)
+    assert must_not_be_past(checked_options(options, Past.JUDGED)) == [SOON_MS, SOON_MS - 86_400_001]
+    assert must_not_be_past({"due": b"+9000", "expires": b"=5"}) == [5, 1]
+    assert must_not_be_past({"due": b"=7", "expires": b"=9", "priority": b"3"}) == [7, 9]
 
 
 @given(ms=st.integers(0, 4 * 10**12), zone=st.integers(-14 * 60, 14 * 60), us=st.integers(0, 999))

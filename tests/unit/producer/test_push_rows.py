@@ -303,10 +303,13 @@ def test_without_a_payload_column_they_are_the_payload() -> None:
         ('"timeout": "long"', "column 'timeout' must be a number of seconds, not 'long'"),
         ('"expires": -1', "column 'expires' must not be below 0, it is -1"),
         ('"expires": true', "column 'expires' must be milliseconds since 1970"),
+        ('"expires": "soon"', "column 'expires' must be milliseconds since 1970 or a time such as .*, not 'soon'"),
         ('"due": 1900000000000, "expires": 1900000000000', "expires is not after the time when the message is due"),
         ('"due": "2033-05-18T03:33:20Z", "expires": 1999999999999', "expires is not after the time when the message"),
+        ('"delay": 3000000000, "expires": 1999999999999', "expires is not after the time when the message is due"),
+        ('"delay": 5, "expires": 1000000000000', "expires is not after the time when the message is due"),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_a_bad_rule_of_a_row_is_refused_with_its_line(cells: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -324,8 +327,13 @@ def test_a_delay_counts_from_the_servers_time() -> None:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ('"due": "tomorrow"', "eta must be a time such as 2030-01-31T12:00:00"),
-        ('"due": "2030-01-31T12:00:00"', "has no time zone"),
+        ('"due": "tomorrow"', "column 'due' must be milliseconds since 1970 or a time such as .*, not 'tomorrow'"),
+        (
+            '"due": "1795999999999.0"',
+            "column 'due' must be milliseconds since 1970 or a time .*, not '1795999999999.0'",
+        ),
+        ('"due": "2030-01-31T12:00:00"', "column 'due': 2030-01-31T12:00:00 has no time zone, as 2030-01-31T12:00:00Z"),
+        ('"due": "9999-01-31T12:00:00Z"', "column 'due' is more than 100 years away: 9999-01-31T12:00:00Z"),
         ('"due": -1', "column 'due' must not be below 0, it is -1"),
         ('"due": 9000000000000000', "column 'due' is more than 100 years away"),
         ('"due": 1e12', "column 'due' must be milliseconds since 1970 or a time"),
@@ -338,7 +346,7 @@ def test_a_delay_counts_from_the_servers_time() -> None:
         ('"hold": [1], "delay": 1', "column 'hold' must be true or false"),
         ('"hold": true', "hold=True needs delay or eta"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_a_row_that_cannot_be_due_is_refused_with_its_line(cells: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:

@@ -53,6 +53,12 @@ def lines(count: int, first: int = 0) -> str:
     return "".join(f'{{"ticket_id":"T{n}","n":{n}}}\n' for n in range(first, first + count))
 
 
+def test_only_rows_that_are_not_due_at_once_are_counted_as_delayed(shell: CommandLine) -> None:
+    rows = "ticket_id,due,delay\nA,1000000000000,\nB,4000000000000,\nC,,3600\nD,,\nE,,0\n"
+    assert shell("push", write("rows.csv", rows)).stdout.rstrip().endswith(", 2 of them delayed")
+    assert "delayed" not in shell("push", write("past.csv", "ticket_id,due\nA,1000000000000\n")).stdout
+
+
 def test_rows_arrive_in_the_files_order_over_many_batches(shell: CommandLine, redis: Redis) -> None:
     result = shell("push", write("log.jsonl", lines(2500)), "--batch", "100")
     assert result.exit_code == 0

@@ -131,6 +131,17 @@ def test_the_other_options_are_read_beside_a_payload() -> None:
     assert message(*RULES).place == id_key("1000-0")
 
 
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_message_that_expires_before_it_is_due_is_due_when_it_expires(*, hold: bool) -> None:
+    held = (b"hold", b"1") if hold else ()
+    found = message(b"due", b"9000", b"expires", b"5000", *held)
+    assert found.options == MessageOptions(due_ms=5000, hold=hold, expires_ms=5000)
+    # One that has expired when it is added is not delayed at all.
+    assert message(b"due", b"9000", b"expires", b"1000", *held).options == MessageOptions(expires_ms=1000)
+    # Beside no payload it is the user's own.
+    assert message(b"due", b"9000", b"expires", b"5000", payload=False).options == MessageOptions(due_ms=9000)
+
+
 def test_without_a_payload_their_names_are_the_users_own() -> None:
     found = message(*RULES, payload=False)
     assert found.options is None

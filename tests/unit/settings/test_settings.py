@@ -289,6 +289,32 @@ def test_a_tasks_own_options_are_checked(options: dict[str, object], said: str) 
 
 
 @pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        ({"*": {"bridge_max_attempt": 7}}, 'task_annotations["*"]: unknown option bridge_max_attempt; did you mean'),
+        ({"*": {"bridge_max_attempts": "7"}}, "task_annotations[\"*\"]: bridge_max_attempts must be int, not '7'"),
+        ([{"a": {"rate_limit": 1}}, {"*": {"bridge_on_dead": "x"}}], 'task_annotations["*"]: bridge_on_dead must be'),
+        ({"shop.update": {"bridge_max_attempts": 0}}, 'task_annotations["shop.update"]: bridge_max_attempts must be'),
+        ({"*": {"bridge_rollback": "undo"}}, 'task_annotations["*"]: bridge_rollback must be a function'),
+        ({"*": {"expires": "soon"}}, 'task_annotations["*"]: expires must be seconds'),
+        (
+            {"*": {"rate_limit": 1}, "other": {"bridge_bundel": 1}},
+            "task shop.update: unknown option bridge_bundel; did",
+        ),
+    ],
+    ids=range(7),
+)
+def test_an_option_of_an_annotation_is_said_of_the_annotation(annotations: Any, said: str) -> None:
+    shop: Any = install(app(task_annotations=annotations))
+    more: dict[str, object] = {"bridge_bundel": True} if "bundel" in said else {}
+    shop.task(name="shop.update", shared=False, **more)(nothing)
+    shop.finalize()
+    with pytest.raises(ConfigurationError) as caught:
+        check_tasks(shop)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"bridge_on_dead": "skip"},
