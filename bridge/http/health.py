@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 from redis.exceptions import RedisError
 
 from bridge.http.problems import documented, unavailable
-from bridge.http.queries import QueryRoute
 from bridge.http.site import SiteOf
 
-router = APIRouter(tags=["health"], route_class=QueryRoute)
+# A load balancer may add parameters of its own: they are ignored.
+router = APIRouter(tags=["health"])
 
 #: Longest time for Redis to answer, in seconds.
 ANSWER_S = 1.0

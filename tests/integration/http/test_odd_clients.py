@@ -176,7 +176,9 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(valkey
     app = app_of(valkey.url)
     with port_of(app) as port:
         paths = port.get("/api/openapi.json").body["paths"]
-        asked = [(method, path) for path, operations in paths.items() for method in operations]
+        # A load balancer may add parameters of its own.
+        assert port.get("/api/health?t=1").status == 200
+        asked = [(m, path) for path, operations in paths.items() for m in operations if path != "/api/health"]
         assert len(asked) > 10
         for method, path in asked:
             # Before anything else of the request is read.
@@ -194,7 +196,6 @@ def test_a_parameter_that_is_misspelt_or_given_twice_is_named(valkey: EmbeddedSe
     with port_of(app) as port:
         for path, detail in (
             ("/api/dead-letters?tickt=EE", "query.tickt: there is no such parameter; did you mean ticket?"),
-            ("/api/health?t=1", "query.t: there is no such parameter; this route has none"),
             ("/api/status?a=1&a=2&b=%0A", "query.a: there is no such parameter; there is subscription, and 1 more"),
             ("/api/dead-letters?ticket=A&limit=1&ticket=B", "query.ticket: it is given twice"),
             ("/api/dead-letters?ticket=A&ticket=A&ticket=A", "query.ticket: it is given 3 times"),
@@ -202,6 +203,8 @@ def test_a_parameter_that_is_misspelt_or_given_twice_is_named(valkey: EmbeddedSe
         ):
             answer = port.get(path)
             assert (answer.status, answer.body["detail"]) == (400, detail)
+        none = port.post("/api/consumers/register?t=1", {})
+        assert none.body["detail"] == "query.t: there is no such parameter; this route has none"
         # A list of fences, and what is percent-encoded.
         assert port.get(f"/api/messages/next?{life}&has=1&has=2").status == 404
         assert port.get("/api/dead-letters?%74icket=A&").status == 200
