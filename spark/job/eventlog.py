@@ -42,6 +42,9 @@ _Named = TypeVar("_Named", DataFrame, StructType)
 #: What Spark puts in place of bytes of a CSV that are not UTF-8.
 _UNDECODED = "\ufffd"
 _NO_FILES = "UNABLE_TO_INFER_SCHEMA"
+#: How much older than the newest file a file may be. With Spark's week, a backfill would never be read, and a file that
+#: was forgotten by then would be read again.
+_OLDEST = "36500d"
 
 
 def format_of(path: str) -> str:
@@ -151,7 +154,7 @@ def follow_events(
     check_readable(folder)
     columns = _with_free_names(columns)
     folder = to_read(folder)
-    reader = session.readStream.option("maxFilesPerTrigger", str(files))
+    reader = session.readStream.option("maxFilesPerTrigger", str(files)).option("maxFileAge", _OLDEST)
     if kind == "json":
         return parsed_lines(reader.schema(f"{LINE} string").text(folder), columns, tolerant=tolerant)
     if kind == "parquet":

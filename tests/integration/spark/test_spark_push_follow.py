@@ -102,6 +102,20 @@ def test_new_files_are_written_once_in_order_and_bad_rows_are_put_aside(
     ]
 
 
+def test_a_file_that_is_older_than_the_last_one_is_pushed_once_too(following: Following) -> None:
+    # Given files that were pushed, and one that comes after them with a time of long before, as a backfill does
+    following.land("1.jsonl", range(10))
+    following.push()
+    following.land("2.jsonl", range(10, 20))
+    os.utime(following.folder / "2.jsonl", (0, 0))
+    following.push()
+    assert following.entries() == every_ticket(20)
+    # When it is touched, it is still the same file
+    os.utime(following.folder / "2.jsonl")
+    following.push()
+    assert following.entries() == every_ticket(20)
+
+
 def test_a_bad_row_ends_the_push_with_nothing_of_its_epoch_written(following: Following) -> None:
     following.land("1.jsonl", range(1000), '{"ticket_id": null, "seq": 1}')
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
