@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 MALFORMED = "__malformed"
 #: Where a row came from: file, first byte of its piece of the file, and a number that rises within the piece.
 POSITION = ("__file", "__block", "__row")
+#: The place of a row in its ticket, where no column of the log says it.
+PLACE = "__place"
 #: Of JSON lines: the line, its row, and the text of a line that is not a row.
 LINE, ROW, WRONG = "__line", "__parsed", "__wrong"
 #: No column of a log may have one of these names.
-OWN_NAMES = (MALFORMED, *POSITION, LINE, ROW, WRONG)
+OWN_NAMES = (MALFORMED, *POSITION, PLACE, LINE, ROW, WRONG)
 
 
 def require(events: DataFrame, option: str, name: str) -> str:

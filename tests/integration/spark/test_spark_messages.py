@@ -153,6 +153,19 @@ def test_without_a_sequence_times_order_a_ticket_and_ties_stay_as_in_the_file(
     assert "equal ones" in found.ordered_by
 
 
+def test_columns_that_are_called_as_places_are_keep_their_values(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("ticket_id,place in the file,at,place by at\nA,x,2024-01-02,y\nA,z,2024-01-01,\n")
+    rows = [
+        {"place in the file": "x", "at": "2024-01-02", "place by at": "y"},
+        {"place in the file": "z", "at": "2024-01-01", "place by at": ""},
+    ]
+    events = read_events(session, str(path))
+    assert payloads(events, Mapping()) == [("A", place, row) for place, row in enumerate(rows, start=1)]
+    by_time = [("A", place, row) for place, row in enumerate(reversed(rows), start=1)]
+    assert payloads(events, Mapping(order="at")) == by_time
+
+
 def test_a_sequence_of_times_is_exact_to_the_microsecond(session: SparkSession) -> None:
     events = session.sql(
         "select 'A' ticket_id, timestamp'2024-01-01 00:00:00.000002' at, 1 n "
