@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
-from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
+from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
 from bridge.spark.job.paths import to_read
 from bridge.spark.wire.options import nearest
 from bridge.spark.write.columns import column, in_one_line
@@ -123,16 +123,20 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
     check_readable(path)
     path = to_read(path)
     reader = session.read.option("mode", "FAILFAST")
+    lines = session.read.schema(f"{LINE} string").text(path)
+    # The names of folders (`day=2026-11-22`) give columns too, but not to a reader of all files below.
+    in_folders, flat = lines.columns[1:], session.read.option("recursiveFileLookup", "true")
     if kind == "csv":
         events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
         _check_header(session, events)
+        if in_folders:
+            refuse_two_sources(flat.options(**CSV_OPTIONS).csv(path).columns, in_folders)
         if tolerant:
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
             events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
         return filled(_of_utf8(events))
     if kind == "json":
-        lines = session.read.schema(f"{LINE} string").text(path)
         inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
         columns = _with_free_names(inferred)
         if not columns.fields:
@@ -140,7 +144,10 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
         return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
     if kind == "parquet":
         # Otherwise Spark takes the columns of one file, and those that only others have are lost in silence.
-        return _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        events = _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        if in_folders:
+            refuse_two_sources(flat.option("mergeSchema", "true").parquet(path).columns, in_folders)
+        return events
     raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
 
 

@@ -513,6 +513,27 @@ def test_lines_keep_the_columns_that_their_folders_name(session: SparkSession, t
     assert found == [("A", 1, {"n": 1, "day": "2026-11-21"}), ("A", 2, {"n": 1, "day": "2026-11-22"})]
 
 
+def test_a_column_that_files_and_folder_names_have_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    # Spark would take the value of the folder's name for that of each row, in silence
+    logs = {"csv": "ticket_id,Store\nA,1\n", "json": '{"ticket_id": "A", "Store": "1"}\n'}
+    for kind in (*logs, "parquet"):
+        folder = tmp_path / kind / "store=007"
+        folder.mkdir(parents=True)
+        if kind in logs:
+            (folder / f"log.{kind}").write_text(logs[kind])
+        else:
+            pq.write_table(pa.table({"ticket_id": ["A"], "Store": ["1"]}), folder / "log.parquet")
+        for tolerant in (False, True):
+            with pytest.raises(
+                InputError, match="the files have a column 'Store', and their folders' names have it too"
+            ):
+                read_events(session, str(folder.parent), kind, tolerant=tolerant)
+    # As with a member that comes later, the line of a file that is followed is a bad row
+    columns = declared_columns("ticket_id string, store string")
+    lines = session.createDataFrame([('{"ticket_id": "A", "store": "1"}', "007")], "value string, store string")
+    assert parsed_lines(lines, columns, tolerant=True).collect()[0][MALFORMED] is not None
+
+
 def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"ticket_id": "B\xe9"}\n{"ticket_id": "B\xea"}\n{"ticket_id": "\\ufffd\xef\xbf\xbd"}\n')
