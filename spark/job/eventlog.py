@@ -277,7 +277,8 @@ def with_position(events: DataFrame) -> DataFrame:
     try:
         return events.withColumns(
             {
-                name: fn.col("_metadata.file_path"),
+                # A URI has another form of some characters (`%5B` for `[`), and with it another order.
+                name: fn.url_decode(fn.replace(fn.col("_metadata.file_path"), fn.lit("+"), fn.lit("%2B"))),
                 block: fn.col("_metadata.file_block_start"),
                 row: fn.monotonically_increasing_id(),
             }

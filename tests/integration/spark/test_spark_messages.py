@@ -132,10 +132,13 @@ def test_without_a_sequence_a_ticket_is_in_the_order_of_its_rows_in_the_file(
 
 
 def test_several_files_follow_each_other_by_their_names(session: SparkSession, tmp_path: Path) -> None:
-    for name, first in (("b", 3), ("a", 1), ("c", 5)):
-        (tmp_path / f"{name}.csv").write_text(f"ticket_id,n\nA,{first}\nA,{first + 1}\n")
+    # Given names with characters that a URI has in another form, and with some that look like that form
+    names = ["a a", "a!", "a%20b", "a+", "a1", "a[1]", "b", "bé"]
+    assert names == sorted(names)
+    for at, name in reversed([*enumerate(names)]):
+        (tmp_path / f"{name}.csv").write_text(f"ticket_id,n\nA,{2 * at}\nA,{2 * at + 1}\n")
     found = payloads(read_events(session, str(tmp_path), "csv"), Mapping())
-    assert [payload["n"] for _, _, payload in found] == ["1", "2", "3", "4", "5", "6"]
+    assert [payload["n"] for _, _, payload in found] == [str(n) for n in range(2 * len(names))]
 
 
 def test_without_a_sequence_times_order_a_ticket_and_ties_stay_as_in_the_file(
