@@ -6,6 +6,8 @@ Parquet and tables keep their types.
 
 from __future__ import annotations
 
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -68,12 +70,9 @@ def check_readable(path: str) -> None:
     local = Path(path)
     try:
         if local.is_dir():
-            skipped = _skipped_folder(local)
-            if skipped is not None:
-                raise InputError(
-                    f"the files in {skipped} would not be read: give that folder by itself, or name it column=value"
-                )
+            _check_folder(local)
         else:
+            _check_file(local)
             with local.open("rb"):
                 pass
     except FileNotFoundError:
@@ -82,14 +81,24 @@ def check_readable(path: str) -> None:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _skipped_folder(folder: Path) -> Path | None:
-    """A folder below this one whose files Spark does not read."""
+def _check_folder(folder: Path) -> None:
+    """Raises ``InputError`` for a folder below this one whose files Spark does not read, and for what is no file."""
     for child in _seen(folder):
-        if child.is_dir():
-            found = _skipped_folder(child) if "=" in child.name else child if _has_files(child) else None
-            if found is not None:
-                return found
-    return None
+        if not child.is_dir():
+            # Another program may have removed it meanwhile.
+            with suppress(FileNotFoundError):
+                _check_file(child)
+        elif "=" in child.name:
+            _check_folder(child)
+        elif _has_files(child):
+            raise InputError(
+                f"the files in {child} would not be read: give that folder by itself, or name it column=value"
+            )
+
+
+def _check_file(file: Path) -> None:
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise InputError(f"{file} is a pipe or a device: write what it gives to a file first")
 
 
 def _has_files(folder: Path) -> bool:
