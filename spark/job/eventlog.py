@@ -18,6 +18,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
 from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
 from bridge.spark.job.paths import to_read
@@ -82,7 +83,7 @@ def check_readable(path: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises ``InputError`` for a folder below this one whose files Spark does not read, and for what is no file."""
+    """Raises ``InputError`` for a folder below this one whose files Spark would skip, and for what it cannot read."""
     for child in _seen(folder):
         if not child.is_dir():
             # Another program may have removed it meanwhile.
@@ -99,6 +100,9 @@ def _check_folder(folder: Path) -> None:
 def _check_file(file: Path) -> None:
     if not stat.S_ISREG(file.stat().st_mode):
         raise InputError(f"{file} is a pipe or a device: write what it gives to a file first")
+    # Hadoop takes the beginning of the name of such a file's checksum (`.10:00.csv.crc`) for a scheme.
+    if ":" in file.name:
+        raise InputError(f"{COLON}: rename {file}")
 
 
 def _has_files(folder: Path) -> bool:

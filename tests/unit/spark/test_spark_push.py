@@ -170,3 +170,15 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, place: st
             check_readable(str(path))
     with pytest.raises(InputError, match="/dev/null is a pipe or a device"):
         check_readable("/dev/null")
+
+
+def test_a_file_with_a_colon_in_its_name_is_refused_and_a_folder_is_not(tmp_path: Path) -> None:
+    odd = tmp_path / "at=10:00" / "2026-11-28T10:00:00.csv"
+    odd.parent.mkdir()
+    for path in (odd, odd.parent / "log.csv"):
+        path.touch()
+    for given in (odd, tmp_path):
+        with pytest.raises(InputError, match=re.escape(f"Spark cannot use a name with a colon: rename {odd}")):
+            check_readable(str(given))
+    odd.unlink()
+    check_readable(str(tmp_path))
