@@ -7,6 +7,7 @@ Parquet and tables keep their types.
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.csv_quotes import refuse_unclosed
 from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
 from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
@@ -105,6 +107,18 @@ def _check_file(file: Path) -> None:
         raise InputError(f"{COLON}: rename {file}")
 
 
+def _local_files(path: str) -> Iterator[Path]:
+    """The local files that Spark reads, of a path that ``check_readable`` has checked."""
+    local = Path(path)
+    if "://" in path:
+        return
+    if not local.is_dir():
+        yield local
+        return
+    for child in _seen(local):
+        yield from _local_files(str(child))
+
+
 def _has_files(folder: Path) -> bool:
     return any(_has_files(child) if child.is_dir() else True for child in _seen(folder))
 
@@ -120,10 +134,16 @@ def read_events(session: SparkSession, path: str, kind: str | None = None, *, to
 
     ``kind`` is one of ``FORMATS`` or ``TABLE``; by default it follows from the name. A malformed row is an error when
     the DataFrame is used; it is never dropped or filled up in silence. A ``tolerant`` read keeps it, with its text in
-    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist.
+    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist, and for a local CSV with
+    a quote that is never closed.
     """
+    kind = kind or format_of(path)
     try:
-        return _read(session, path, kind or format_of(path), tolerant)
+        events = _read(session, path, kind, tolerant)
+        if kind == "csv":
+            for file in _local_files(path):
+                refuse_unclosed(file)
+        return events
     except AnalysisException as error:
         if error.getCondition() != _NO_FILES:
             raise

@@ -351,6 +351,15 @@ def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSe
         read_events(session, str(path))
 
 
+def test_a_quote_that_is_never_closed_does_not_make_one_row_of_many(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "day=1" / "log.csv"
+    path.parent.mkdir()
+    path.write_text('ticket_id,x\nA,"1\nB,2\n')
+    for place, tolerant in ((path, False), (tmp_path, True)):
+        with pytest.raises(InputError, match=f"the quote that begins a cell in line 2 of {path} is never closed"):
+            read_events(session, str(place), "csv", tolerant=tolerant)
+
+
 def test_a_column_of_a_name_that_is_used_here_is_refused(session: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("ticket_id,__Malformed\nA,1\n")
     (tmp_path / "log.jsonl").write_text('{"ticket_id": "A", "__row": 1}\n')
