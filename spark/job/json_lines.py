@@ -19,6 +19,11 @@ from bridge.spark.write.limits import REFUSED
 #: A member without a name, which Spark leaves out. In JSON, two quotes in a row are an empty text, unless the first one
 #: is a part of a text.
 _NO_NAME = r'(?<!\\)""\s*:'
+#: An escape of a surrogate, and one that is no part of a pair, in a line without escaped backslashes. Spark makes a
+#: question mark of the latter.
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = rf"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
 #: An object whose members are not read.
@@ -97,6 +102,8 @@ def what_is_wrong(text: Column, columns: StructType, *, compare_members: bool = 
         fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8"))
         .when(~_is_one_object(text), fn.lit("is not one JSON object and nothing else"))
         .when(text.rlike(_NO_NAME), fn.lit("has a member whose name is empty"))
+        # Most lines have none, and need no copy.
+        .when(text.rlike(_SURROGATE) & _has_half(text), fn.lit("has half of a surrogate pair, which is no character"))
     )
     return wrong.otherwise(_wrong_within(text, columns)) if compare_members else wrong
 
@@ -110,6 +117,11 @@ def _is_one_object(text: Column) -> Column:
     named = fn.from_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")), f"map<string,{_NOTHING}>")
     is_one = text.rlike(r"^\s*\{") & (fn.size(listed) == 1) & named.isNotNull()
     return fn.coalesce(is_one, fn.lit(False))
+
+
+def _has_half(text: Column) -> Column:
+    # What is behind an escaped backslash is no escape. Something takes its place, so that no pair comes about.
+    return fn.replace(text, fn.lit("\\\\"), fn.lit("/")).rlike(_HALF)
 
 
 def _wrong_members(members: Column, columns: StructType) -> Column:

@@ -556,6 +556,28 @@ def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSess
     assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["\ufffd\ufffd"]
 
 
+def test_half_of_a_surrogate_pair_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
+    # Spark would make a question mark of it
+    path = tmp_path / "log.jsonl"
+    good = [r"\ud83d\ude00", r"\uD83D\uDE00x", r"\\ud83d", r"\\\ud83d\udE00", r"\ud7ff\ue000", "\U0001f600"]
+    bad = [
+        r"\ud83d",
+        r"T\uDE00",
+        r"\ude00\ud83d",
+        r"\ud83d\ud83d\ude00",
+        r"\ud83d\ude00\ude00",
+        r"\\\ud83d",
+        r"\\ud83d\ude00",
+    ]
+    path.write_text("".join(f'{{"ticket_id": "{text}"}}\n' for text in (*good, *bad)))
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        read_events(session, str(path)).collect()
+    assert "a line has half of a surrogate pair" in str(one_line(failed.value))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [row[MALFORMED] is not None for row in rows] == [*[False] * len(good), *[True] * len(bad)]
+    assert [row["ticket_id"] for row in rows[: len(good)]] == [json.loads(f'"{text}"') for text in good]
+
+
 def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSession, tmp_path: Path) -> None:
     # Given a name with everything that a pattern may have, and what it would match if one of these were one
     name = "x[1]{1,2}*?%20 1"
