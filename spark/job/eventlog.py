@@ -154,13 +154,15 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
     if kind == TABLE:
         return _table(session, path)
     check_readable(path)
-    path = to_read(path)
+    given, path = path, to_read(path)
     reader = session.read.option("mode", "FAILFAST")
     lines = session.read.schema(f"{LINE} string").text(path)
     # The names of folders (`day=2026-11-22`) give columns too, but not to a reader of all files below.
     in_folders, flat = lines.columns[1:], session.read.option("recursiveFileLookup", "true")
     if kind == "csv":
         events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
+        if not events.columns:
+            raise InputError(f"{given} is empty")
         _check_header(session, events)
         if in_folders:
             refuse_two_sources(flat.options(**CSV_OPTIONS).csv(path).columns, in_folders)
@@ -173,15 +175,32 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
         inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
         columns = _with_free_names(inferred)
         if not columns.fields:
-            return lines.select()
+            is_empty = lines.where(column(LINE).rlike(r"\S")).isEmpty()
+            raise InputError(f"{given} {'is empty' if is_empty else 'has no line that is an object with members'}")
         return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
     if kind == "parquet":
         # Otherwise Spark takes the columns of one file, and those that only others have are lost in silence.
-        events = _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        try:
+            events = _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        except AnalysisException as error:
+            raise _of_type(given, error) or error from None
         if in_folders:
             refuse_two_sources(flat.option("mergeSchema", "true").parquet(path).columns, in_folders)
         return events
     raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
+
+
+def _of_type(path: str, error: AnalysisException) -> InputError | None:
+    """The error for a type of Parquet that Spark cannot read."""
+    match error.getCondition():
+        case "PARQUET_TYPE_ILLEGAL":
+            kind = str((error.getMessageParameters() or {}).get("parquetType"))
+            better = "with microseconds" if "NANOS" in kind else "as another type"
+        case "UNSUPPORTED_TIME_TYPE":
+            kind, better = "TIME", "as text"
+        case _:
+            return None
+    return InputError(f"{path} has a column of the type {kind}, which Spark cannot read: write it {better}")
 
 
 def follow_events(

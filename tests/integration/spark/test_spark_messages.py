@@ -98,6 +98,18 @@ def test_a_mapping_that_does_not_fit_the_log_is_one_line(
         to_messages(read_events(session, str(path)), Mapping(**mapping))
 
 
+def test_a_log_without_columns_is_named_with_what_it_is(session: SparkSession, tmp_path: Path) -> None:
+    for name, content, said in (
+        ("log.csv", "", "is empty"),
+        ("log.jsonl", "\n", "is empty"),
+        ("log.jsonl", "oops\n", "has no line that is an object with members"),
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(InputError, match=f"{re.escape(str(path))} {said}"):
+            read_events(session, str(path), tolerant=True)
+
+
 def test_a_mapping_that_contradicts_itself_is_refused() -> None:
     for wrong, said in (
         ({"task": "a", "task_column": "b"}, "--task and --task-column exclude each other"),
@@ -335,6 +347,26 @@ def test_columns_that_only_some_parquet_files_have_are_not_lost(session: SparkSe
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
         read_events(session, str(tmp_path), "parquet")
     assert 'Failed to merge incompatible data types "BIGINT" and "STRING"' in str(one_line(failed.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            pa.timestamp("ns"),
+            r"INT64 \(TIMESTAMP\(NANOS,false\)\), which Spark cannot read: write it with microseconds",
+        ),
+        (pa.time64("us"), "TIME, which Spark cannot read: write it as text"),
+    ],
+    ids=["nanoseconds", "time"],
+)
+def test_a_type_that_spark_cannot_read_is_named_with_its_log(
+    session: SparkSession, tmp_path: Path, kind: pa.DataType, said: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"ticket_id": ["A"], "at": pa.array([1], kind)}), path)
+    with pytest.raises(InputError, match=f"{re.escape(str(path))} has a column of the type {said}"):
+        read_events(session, str(path))
 
 
 def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:

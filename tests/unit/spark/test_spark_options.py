@@ -215,6 +215,11 @@ def test_a_row_has_no_more_fields_than_a_script_can_add() -> None:
         Layout.of(wide, parse({}))
 
 
+def test_a_column_that_a_dataframe_has_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="there is a column 'seq' twice: rename or drop one of them"):
+        Layout.of(StructType([*LOG.fields, StructField("seq", StringType())]), parse({"seqColumn": "seq"}))
+
+
 def test_a_stream_is_never_overwritten() -> None:
     with pytest.raises(ConfigurationError, match="appended to"):
         RedisStreamDataSource({"stream": "s"}).writer(LOG, overwrite=True)
