@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.wire.address import without_secrets
-from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, check_names
+from bridge.spark.wire.options import DEFAULT_STREAM, DEFAULT_URL, check_names, refuse_table
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.options import parse, parse_streaming
 
@@ -34,13 +34,14 @@ class RedisStreamDataSource(DataSource):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises ``ConfigurationError`` for an option that neither direction knows.
+        """Raises ``ConfigurationError`` for an option that neither direction knows, and where there is none.
 
         ``writer``, ``reader`` and the others check the values: only they know the direction.
         """
         # The base class does not get them: it would keep the URL where a debugger or a log prints it.
         super().__init__(options={})
         self._given = {str(name): str(value) for name, value in options.items()}
+        refuse_table(self._given)
         check_names(self._given)
 
     @classmethod

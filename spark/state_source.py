@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 
 from bridge.routing.errors import ConfigurationError
 from bridge.spark.states.options import parse_states
+from bridge.spark.wire.options import refuse_table
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -22,9 +23,10 @@ class RedisStateDataSource(DataSource):
     """The data source ``redisstate``. Register it once per session. Then use ``spark.read.format("redisstate")``."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises ``ConfigurationError`` for an option that is unknown, or has an impossible value."""
+        """Raises ``ConfigurationError`` for an option that is unknown or has a wrong value, and where there is none."""
         # The base class does not get them: it would keep the URL where a debugger or a log prints it.
         super().__init__(options={})
+        refuse_table(options)
         self._options = parse_states({str(name): str(value) for name, value in options.items()})
 
     @classmethod

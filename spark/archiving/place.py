@@ -82,16 +82,22 @@ class ArchivePlace:
         """Makes this the archive of one lane.
 
         Only the number of the database is kept of the server's address: the rest may change. Raises
-        ``ConfigurationError`` when the folder belongs to another lane, or when a table has files but no checkpoint: all
-        would be archived a second time.
+        ``ConfigurationError`` when the folder belongs to another lane, when the note of its lane is damaged, or when a
+        table has files but no checkpoint: all would be archived a second time.
         """
         lane: dict[str, str | int] = {"stream": stream, "group": group, "database": database}
         checkpoints = self.root / _CHECKPOINTS
         checkpoints.mkdir(exist_ok=True)
         known = checkpoints / _LANE
-        kept = json.loads(known.read_text()) if known.exists() else {}
-        # An older folder did not keep the database: it takes the present one.
-        found = lane | kept
+        try:
+            kept = json.loads(known.read_text()) if known.exists() else {}
+            # An older folder did not keep the database: it takes the present one.
+            found = lane | kept
+        except (ValueError, TypeError):
+            raise ConfigurationError(
+                f"cannot read {known}: remove it if this is the archive of stream {stream!r}, group {group!r} "
+                f"in database {database}"
+            ) from None
         if found != lane:
             raise ConfigurationError(
                 f"{self.root} is the archive of stream {found['stream']!r}, group {found['group']!r} in database "

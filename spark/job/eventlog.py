@@ -6,6 +6,9 @@ Parquet and tables keep their types.
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -16,8 +19,10 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.spark.job.csv_quotes import refuse_unclosed
+from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
-from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION
+from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
 from bridge.spark.job.paths import to_read
 from bridge.spark.wire.options import nearest
 from bridge.spark.write.columns import column, in_one_line
@@ -42,6 +47,9 @@ _Named = TypeVar("_Named", DataFrame, StructType)
 #: What Spark puts in place of bytes of a CSV that are not UTF-8.
 _UNDECODED = "\ufffd"
 _NO_FILES = "UNABLE_TO_INFER_SCHEMA"
+#: How much older than the newest file a file may be. With Spark's week, a backfill would never be read, and a file that
+#: was forgotten by then would be read again.
+_OLDEST = "36500d"
 
 
 def format_of(path: str) -> str:
@@ -65,12 +73,9 @@ def check_readable(path: str) -> None:
     local = Path(path)
     try:
         if local.is_dir():
-            skipped = _skipped_folder(local)
-            if skipped is not None:
-                raise InputError(
-                    f"the files in {skipped} would not be read: give that folder by itself, or name it column=value"
-                )
+            _check_folder(local)
         else:
+            _check_file(local)
             with local.open("rb"):
                 pass
     except FileNotFoundError:
@@ -79,14 +84,39 @@ def check_readable(path: str) -> None:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _skipped_folder(folder: Path) -> Path | None:
-    """A folder below this one whose files Spark does not read."""
+def _check_folder(folder: Path) -> None:
+    """Raises ``InputError`` for a folder below this one whose files Spark would skip, and for what it cannot read."""
     for child in _seen(folder):
-        if child.is_dir():
-            found = _skipped_folder(child) if "=" in child.name else child if _has_files(child) else None
-            if found is not None:
-                return found
-    return None
+        if not child.is_dir():
+            # Another program may have removed it meanwhile.
+            with suppress(FileNotFoundError):
+                _check_file(child)
+        elif "=" in child.name:
+            _check_folder(child)
+        elif _has_files(child):
+            raise InputError(
+                f"the files in {child} would not be read: give that folder by itself, or name it column=value"
+            )
+
+
+def _check_file(file: Path) -> None:
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise InputError(f"{file} is a pipe or a device: write what it gives to a file first")
+    # Hadoop takes the beginning of the name of such a file's checksum (`.10:00.csv.crc`) for a scheme.
+    if ":" in file.name:
+        raise InputError(f"{COLON}: rename {file}")
+
+
+def _local_files(path: str) -> Iterator[Path]:
+    """The local files that Spark reads, of a path that ``check_readable`` has checked."""
+    local = Path(path)
+    if "://" in path:
+        return
+    if not local.is_dir():
+        yield local
+        return
+    for child in _seen(local):
+        yield from _local_files(str(child))
 
 
 def _has_files(folder: Path) -> bool:
@@ -104,10 +134,16 @@ def read_events(session: SparkSession, path: str, kind: str | None = None, *, to
 
     ``kind`` is one of ``FORMATS`` or ``TABLE``; by default it follows from the name. A malformed row is an error when
     the DataFrame is used; it is never dropped or filled up in silence. A ``tolerant`` read keeps it, with its text in
-    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist.
+    the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist, and for a local CSV with
+    a quote that is never closed.
     """
+    kind = kind or format_of(path)
     try:
-        return _read(session, path, kind or format_of(path), tolerant)
+        events = _read(session, path, kind, tolerant)
+        if kind == "csv":
+            for file in _local_files(path):
+                refuse_unclosed(file)
+        return events
     except AnalysisException as error:
         if error.getCondition() != _NO_FILES:
             raise
@@ -118,27 +154,53 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
     if kind == TABLE:
         return _table(session, path)
     check_readable(path)
-    path = to_read(path)
+    given, path = path, to_read(path)
     reader = session.read.option("mode", "FAILFAST")
+    lines = session.read.schema(f"{LINE} string").text(path)
+    # The names of folders (`day=2026-11-22`) give columns too, but not to a reader of all files below.
+    in_folders, flat = lines.columns[1:], session.read.option("recursiveFileLookup", "true")
     if kind == "csv":
         events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
+        if not events.columns:
+            raise InputError(f"{given} is empty")
         _check_header(session, events)
+        if in_folders:
+            refuse_two_sources(flat.options(**CSV_OPTIONS).csv(path).columns, in_folders)
         if tolerant:
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
             events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
         return filled(_of_utf8(events))
     if kind == "json":
-        lines = session.read.schema(f"{LINE} string").text(path)
         inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
         columns = _with_free_names(inferred)
         if not columns.fields:
-            return lines.select()
+            is_empty = lines.where(column(LINE).rlike(r"\S")).isEmpty()
+            raise InputError(f"{given} {'is empty' if is_empty else 'has no line that is an object with members'}")
         return parsed_lines(lines, columns, tolerant=tolerant, compare_members=doubled)
     if kind == "parquet":
         # Otherwise Spark takes the columns of one file, and those that only others have are lost in silence.
-        return _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        try:
+            events = _with_free_names(reader.option("mergeSchema", "true").parquet(path))
+        except AnalysisException as error:
+            raise _of_type(given, error) or error from None
+        if in_folders:
+            refuse_two_sources(flat.option("mergeSchema", "true").parquet(path).columns, in_folders)
+        return events
     raise ConfigurationError(f"unknown format {kind!r}{nearest(kind, [*FORMATS, TABLE])}")
+
+
+def _of_type(path: str, error: AnalysisException) -> InputError | None:
+    """The error for a type of Parquet that Spark cannot read."""
+    match error.getCondition():
+        case "PARQUET_TYPE_ILLEGAL":
+            kind = str((error.getMessageParameters() or {}).get("parquetType"))
+            better = "with microseconds" if "NANOS" in kind else "as another type"
+        case "UNSUPPORTED_TIME_TYPE":
+            kind, better = "TIME", "as text"
+        case _:
+            return None
+    return InputError(f"{path} has a column of the type {kind}, which Spark cannot read: write it {better}")
 
 
 def follow_events(
@@ -151,7 +213,7 @@ def follow_events(
     check_readable(folder)
     columns = _with_free_names(columns)
     folder = to_read(folder)
-    reader = session.readStream.option("maxFilesPerTrigger", str(files))
+    reader = session.readStream.option("maxFilesPerTrigger", str(files)).option("maxFileAge", _OLDEST)
     if kind == "json":
         return parsed_lines(reader.schema(f"{LINE} string").text(folder), columns, tolerant=tolerant)
     if kind == "parquet":
@@ -267,7 +329,8 @@ def with_position(events: DataFrame) -> DataFrame:
     try:
         return events.withColumns(
             {
-                name: fn.col("_metadata.file_path"),
+                # A URI has another form of some characters (`%5B` for `[`), and with it another order.
+                name: fn.url_decode(fn.replace(fn.col("_metadata.file_path"), fn.lit("+"), fn.lit("%2B"))),
                 block: fn.col("_metadata.file_block_start"),
                 row: fn.monotonically_increasing_id(),
             }

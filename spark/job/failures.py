@@ -57,6 +57,10 @@ _PYTHON = (
 _FILE = re.compile(r"while reading file (.+?)\.(?:\s|$)", re.MULTILINE)
 #: The error of a streaming query on files whose checkpoint is of another folder.
 _OTHER_FOLDER = re.compile(r"Wrong basePath (?P<folder>\S+) for the root path: (?P<file>[^\s,]+)")
+#: What Hadoop says of a name with a colon. Of a file that is read, it names the checksum.
+_NO_URI = re.compile(r"Relative path in absolute URI: (\S[^\n]*)")
+#: The project's words for that.
+COLON = "Spark cannot use a name with a colon"
 #: From here on, the error of a streaming query shows the plan. The plan may contain words of ours.
 _PLAN = re.compile(r"^(?:=== Streaming Query ===|Logical Plan:)", re.MULTILINE)
 _HEADER = re.compile(
@@ -100,6 +104,10 @@ def one_line(error: BaseException) -> TicketBridgeError:
             f"the checkpoint is of another folder, the one of {other['file'][:120]}: {other['folder'][:120]} needs "
             "another --checkpoint"
         )
+    no_uri = _NO_URI.search(text)
+    if no_uri:
+        file = _FILE.search(text)
+        return InputError(f"{COLON}: rename {(file or no_uri)[1][:300]}")
     for sign, about in _PYTHON:
         found = sign.search(text)
         if found:

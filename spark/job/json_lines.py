@@ -12,13 +12,18 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from bridge.routing.errors import InputError
-from bridge.spark.job.log_columns import LINE, MALFORMED, ROW, WRONG
+from bridge.spark.job.log_columns import LINE, MALFORMED, ROW, WRONG, refuse_two_sources
 from bridge.spark.write.columns import column, in_one_line
 from bridge.spark.write.limits import REFUSED
 
 #: A member without a name, which Spark leaves out. In JSON, two quotes in a row are an empty text, unless the first one
 #: is a part of a text.
 _NO_NAME = r'(?<!\\)""\s*:'
+#: An escape of a surrogate, and one that is no part of a pair, in a line without escaped backslashes. Spark makes a
+#: question mark of the latter.
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = rf"{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW}"
 #: An object with members of any kind, each as text.
 _MEMBERS = "map<string,string>"
 #: An object whose members are not read.
@@ -27,11 +32,15 @@ _TWICE = "COLUMN_ALREADY_EXISTS"
 
 
 def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, tolerant: bool) -> tuple[StructType, bool]:
-    """The columns of JSON lines, with the types that Spark infers; and whether a line has a member twice."""
+    """The columns of JSON lines, with the types that Spark infers; and whether a line has a member twice.
+
+    Raises ``InputError`` for a member that the names of folders have too.
+    """
     doubled = False
-    reader = session.read.option("mode", "FAILFAST")
+    # Only the members: Spark would put the columns of folder names in the place of members of the same names.
+    reader = session.read.option("mode", "FAILFAST").option("recursiveFileLookup", "true")
     if tolerant:
-        reader = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
+        reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
     try:
         try:
             found = reader.json(path).schema
@@ -43,10 +52,6 @@ def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, toleran
             # member twice.
             text = column(LINE)
             found = reader.json(lines.where(fn.try_parse_json(text).isNotNull()).select(text)).schema
-            known = set(found.names)
-            found = StructType(
-                [*found.fields, *(field for field in lines.schema.fields if field.name not in {LINE, *known})]
-            )
     except AnalysisException as error:
         if error.getCondition() != _TWICE:
             raise
@@ -54,7 +59,10 @@ def infer_columns(session: SparkSession, path: str, lines: DataFrame, *, toleran
         raise InputError(
             f"a line has the member {name!r} twice, or two lines have it in other capitals: they would be one column"
         ) from None
-    return StructType([field for field in found.fields if field.name != MALFORMED]), doubled
+    members = [field for field in found.fields if field.name != MALFORMED]
+    folders = [field for field in lines.schema.fields if field.name != LINE]
+    refuse_two_sources((field.name for field in members), (field.name for field in folders))
+    return StructType([*members, *folders]), doubled
 
 
 def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compare_members: bool = True) -> DataFrame:
@@ -70,7 +78,9 @@ def parsed_lines(lines: DataFrame, columns: StructType, *, tolerant: bool, compa
     if tolerant:
         schema = StructType([*columns.fields]).add(MALFORMED, StringType())
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": MALFORMED}
-    wrong = what_is_wrong(text, columns, compare_members=compare_members)
+    # A member that has the name of a folder's column would be left out in silence.
+    members = StructType([field for field in columns.fields if field.name not in others])
+    wrong = what_is_wrong(text, members, compare_members=compare_members)
     given = lines.where(text.rlike(r"\S"))
     wanted = [
         (column(field.name).cast(field.dataType) if field.name in others else column(ROW)[field.name]).alias(field.name)
@@ -92,6 +102,8 @@ def what_is_wrong(text: Column, columns: StructType, *, compare_members: bool = 
         fn.when(~fn.is_valid_utf8(text), fn.lit("is not valid UTF-8"))
         .when(~_is_one_object(text), fn.lit("is not one JSON object and nothing else"))
         .when(text.rlike(_NO_NAME), fn.lit("has a member whose name is empty"))
+        # Most lines have none, and need no copy.
+        .when(text.rlike(_SURROGATE) & _has_half(text), fn.lit("has half of a surrogate pair, which is no character"))
     )
     return wrong.otherwise(_wrong_within(text, columns)) if compare_members else wrong
 
@@ -105,6 +117,11 @@ def _is_one_object(text: Column) -> Column:
     named = fn.from_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")), f"map<string,{_NOTHING}>")
     is_one = text.rlike(r"^\s*\{") & (fn.size(listed) == 1) & named.isNotNull()
     return fn.coalesce(is_one, fn.lit(False))
+
+
+def _has_half(text: Column) -> Column:
+    # What is behind an escaped backslash is no escape. Something takes its place, so that no pair comes about.
+    return fn.replace(text, fn.lit("\\\\"), fn.lit("/")).rlike(_HALF)
 
 
 def _wrong_members(members: Column, columns: StructType) -> Column:

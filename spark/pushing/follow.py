@@ -97,7 +97,9 @@ class _Following:
         elif plan.progress == "text":
             print(f"following {plan.source}; Ctrl-C or SIGTERM ends it", flush=True)
         with StopSignal() as stop:
-            self._watch(self._start(), stop)
+            queries = self._start()
+            self._checkpoint.begin()
+            self._watch(queries, stop)
         seconds = time.monotonic() - started
         self._display.close()
         if stop.number is not None and self._how.available_now:

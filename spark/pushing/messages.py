@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from bridge.routing.errors import ConfigurationError, InputError
 from bridge.spark.job.eventlog import with_position
-from bridge.spark.job.log_columns import MALFORMED, POSITION, require
+from bridge.spark.job.log_columns import MALFORMED, PLACE, POSITION, require
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.write.columns import column
 from bridge.spark.write.message_options import DUE, HOLD
@@ -40,7 +40,8 @@ from bridge.spark.write.rejects import REASON, ROW, Checks
 #: The column that orders the rows of a ticket, if the log has it and the user names no other.
 USUAL_SEQUENCE = "seq"
 _TIME = "__time"
-_PLACE = "place in the file"
+#: What refusals call the place of a row in the file. No name of a column: the log may have one of this name.
+_IN_FILE = "place in the file"
 #: Names of columns that messages and rejected rows use. Spark compares names without regard to capitals. Names that
 #: begin with two underscores are reserved too.
 _RESERVED = (KEY_FIELD, PAYLOAD, TASK, DUE, HOLD, REASON, ROW)
@@ -304,8 +305,8 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
         rows = with_position(events)
         number = fn.row_number().over(Window.partitionBy(column(mapping.key)).orderBy(*map(column, POSITION)))
         ordered_by = "the order of the rows in the file"
-        placed = rows.withColumn(_PLACE, number)
-        return _Placed(placed, column(_PLACE), _PLACE, ordered_by, may_tie=False, unplaced="place is unknown")
+        placed = rows.withColumn(PLACE, number)
+        return _Placed(placed, column(PLACE), _IN_FILE, ordered_by, may_tie=False, unplaced="place is unknown")
     time = column(mapping.order).try_cast("timestamp")
     name, unplaced = f"place by {mapping.order}", f"{mapping.order} is not a time"
     try:
@@ -316,7 +317,7 @@ def _placed(events: DataFrame, mapping: Mapping) -> _Placed:
     window = Window.partitionBy(column(mapping.key)).orderBy(time, *map(column, POSITION))
     number = fn.when(time.isNotNull(), fn.row_number().over(window))
     ordered_by = f"the times of {mapping.order}, equal ones by their rows' order in the file"
-    return _Placed(rows.withColumn(name, number), column(name), name, ordered_by, may_tie=False, unplaced=unplaced)
+    return _Placed(rows.withColumn(PLACE, number), column(PLACE), name, ordered_by, may_tie=False, unplaced=unplaced)
 
 
 def _whole_number(events: DataFrame, name: str) -> Column:

@@ -95,6 +95,20 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; known are {', '.join(known)}" if known else "; there is none"
 
 
+def refuse_table(given: Mapping[str, str]) -> None:
+    """Raises ``ConfigurationError`` for a table of Spark (``INSERT INTO``, ``CREATE TABLE … USING``).
+
+    Its options do not arrive: without this, its rows would go to the local server. Where Spark asks for the columns of
+    a new table, it adds properties of its own, such as ``provider``.
+    """
+    names = {name.lower() for name in given}.difference(_SPARKS)
+    if not names or "provider" in names:
+        raise ConfigurationError(
+            "Spark hands over none of a table's options: name url and stream where the table is used, by .option(…) or "
+            "INSERT INTO t WITH (url = '…', stream = '…'), or use save() and load()"
+        )
+
+
 def check_names(given: Mapping[str, str]) -> None:
     """Raises ``ConfigurationError`` for a name that neither a write nor a read knows."""
     for name in given:

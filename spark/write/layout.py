@@ -41,8 +41,11 @@ class Layout:
         """The layout for a DataFrame with this schema.
 
         Raises ``ConfigurationError`` that names the option for a column that is missing or of a type that cannot be
-        sent.
+        sent, and for a column that is there twice.
         """
+        doubled = next((name for name in schema.names if schema.names.count(name) > 1), None)
+        if doubled is not None:
+            raise ConfigurationError(f"there is a column {doubled!r} twice: rename or drop one of them")
         kinds = {column.name: column.dataType.typeName() for column in schema.fields}
 
         def existing(option: str, column: str) -> str:

@@ -98,6 +98,18 @@ def test_a_mapping_that_does_not_fit_the_log_is_one_line(
         to_messages(read_events(session, str(path)), Mapping(**mapping))
 
 
+def test_a_log_without_columns_is_named_with_what_it_is(session: SparkSession, tmp_path: Path) -> None:
+    for name, content, said in (
+        ("log.csv", "", "is empty"),
+        ("log.jsonl", "\n", "is empty"),
+        ("log.jsonl", "oops\n", "has no line that is an object with members"),
+    ):
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(InputError, match=f"{re.escape(str(path))} {said}"):
+            read_events(session, str(path), tolerant=True)
+
+
 def test_a_mapping_that_contradicts_itself_is_refused() -> None:
     for wrong, said in (
         ({"task": "a", "task_column": "b"}, "--task and --task-column exclude each other"),
@@ -132,10 +144,13 @@ def test_without_a_sequence_a_ticket_is_in_the_order_of_its_rows_in_the_file(
 
 
 def test_several_files_follow_each_other_by_their_names(session: SparkSession, tmp_path: Path) -> None:
-    for name, first in (("b", 3), ("a", 1), ("c", 5)):
-        (tmp_path / f"{name}.csv").write_text(f"ticket_id,n\nA,{first}\nA,{first + 1}\n")
+    # Given names with characters that a URI has in another form, and with some that look like that form
+    names = ["a a", "a!", "a%20b", "a+", "a1", "a[1]", "b", "bé"]
+    assert names == sorted(names)
+    for at, name in reversed([*enumerate(names)]):
+        (tmp_path / f"{name}.csv").write_text(f"ticket_id,n\nA,{2 * at}\nA,{2 * at + 1}\n")
     found = payloads(read_events(session, str(tmp_path), "csv"), Mapping())
-    assert [payload["n"] for _, _, payload in found] == ["1", "2", "3", "4", "5", "6"]
+    assert [payload["n"] for _, _, payload in found] == [str(n) for n in range(2 * len(names))]
 
 
 def test_without_a_sequence_times_order_a_ticket_and_ties_stay_as_in_the_file(
@@ -151,6 +166,19 @@ def test_without_a_sequence_times_order_a_ticket_and_ties_stay_as_in_the_file(
     assert by_place.pop("3") is None
     assert sorted(by_place, key=lambda n: by_place[n]) == ["4", "1", "2", "0"]
     assert "equal ones" in found.ordered_by
+
+
+def test_columns_that_are_called_as_places_are_keep_their_values(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("ticket_id,place in the file,at,place by at\nA,x,2024-01-02,y\nA,z,2024-01-01,\n")
+    rows = [
+        {"place in the file": "x", "at": "2024-01-02", "place by at": "y"},
+        {"place in the file": "z", "at": "2024-01-01", "place by at": ""},
+    ]
+    events = read_events(session, str(path))
+    assert payloads(events, Mapping()) == [("A", place, row) for place, row in enumerate(rows, start=1)]
+    by_time = [("A", place, row) for place, row in enumerate(reversed(rows), start=1)]
+    assert payloads(events, Mapping(order="at")) == by_time
 
 
 def test_a_sequence_of_times_is_exact_to_the_microsecond(session: SparkSession) -> None:
@@ -321,6 +349,26 @@ def test_columns_that_only_some_parquet_files_have_are_not_lost(session: SparkSe
     assert 'Failed to merge incompatible data types "BIGINT" and "STRING"' in str(one_line(failed.value))
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            pa.timestamp("ns"),
+            r"INT64 \(TIMESTAMP\(NANOS,false\)\), which Spark cannot read: write it with microseconds",
+        ),
+        (pa.time64("us"), "TIME, which Spark cannot read: write it as text"),
+    ],
+    ids=["nanoseconds", "time"],
+)
+def test_a_type_that_spark_cannot_read_is_named_with_its_log(
+    session: SparkSession, tmp_path: Path, kind: pa.DataType, said: str
+) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"ticket_id": ["A"], "at": pa.array([1], kind)}), path)
+    with pytest.raises(InputError, match=f"{re.escape(str(path))} has a column of the type {said}"):
+        read_events(session, str(path))
+
+
 def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"ticket_id,x\nB\xe9,1\nB\xea,2\nB\xc3\xa9,3\n")
@@ -333,6 +381,15 @@ def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSe
     path.write_bytes(b"ticket_id,caf\xe9\nA,1\n")
     with pytest.raises(InputError, match="the header of a CSV is not valid UTF-8"):
         read_events(session, str(path))
+
+
+def test_a_quote_that_is_never_closed_does_not_make_one_row_of_many(session: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "day=1" / "log.csv"
+    path.parent.mkdir()
+    path.write_text('ticket_id,x\nA,"1\nB,2\n')
+    for place, tolerant in ((path, False), (tmp_path, True)):
+        with pytest.raises(InputError, match=f"the quote that begins a cell in line 2 of {path} is never closed"):
+            read_events(session, str(place), "csv", tolerant=tolerant)
 
 
 def test_a_column_of_a_name_that_is_used_here_is_refused(session: SparkSession, tmp_path: Path) -> None:
@@ -500,6 +557,27 @@ def test_lines_keep_the_columns_that_their_folders_name(session: SparkSession, t
     assert found == [("A", 1, {"n": 1, "day": "2026-11-21"}), ("A", 2, {"n": 1, "day": "2026-11-22"})]
 
 
+def test_a_column_that_files_and_folder_names_have_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    # Spark would take the value of the folder's name for that of each row, in silence
+    logs = {"csv": "ticket_id,Store\nA,1\n", "json": '{"ticket_id": "A", "Store": "1"}\n'}
+    for kind in (*logs, "parquet"):
+        folder = tmp_path / kind / "store=007"
+        folder.mkdir(parents=True)
+        if kind in logs:
+            (folder / f"log.{kind}").write_text(logs[kind])
+        else:
+            pq.write_table(pa.table({"ticket_id": ["A"], "Store": ["1"]}), folder / "log.parquet")
+        for tolerant in (False, True):
+            with pytest.raises(
+                InputError, match="the files have a column 'Store', and their folders' names have it too"
+            ):
+                read_events(session, str(folder.parent), kind, tolerant=tolerant)
+    # As with a member that comes later, the line of a file that is followed is a bad row
+    columns = declared_columns("ticket_id string, store string")
+    lines = session.createDataFrame([('{"ticket_id": "A", "store": "1"}', "007")], "value string, store string")
+    assert parsed_lines(lines, columns, tolerant=True).collect()[0][MALFORMED] is not None
+
+
 def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"ticket_id": "B\xe9"}\n{"ticket_id": "B\xea"}\n{"ticket_id": "\\ufffd\xef\xbf\xbd"}\n')
@@ -508,6 +586,28 @@ def test_a_line_that_is_no_utf_8_is_not_made_into_another_one(session: SparkSess
     assert "the input cannot be read" in str(one_line(failed.value))
     rows = read_events(session, str(path), tolerant=True).collect()
     assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["\ufffd\ufffd"]
+
+
+def test_half_of_a_surrogate_pair_does_not_make_one_ticket_of_two(session: SparkSession, tmp_path: Path) -> None:
+    # Spark would make a question mark of it
+    path = tmp_path / "log.jsonl"
+    good = [r"\ud83d\ude00", r"\uD83D\uDE00x", r"\\ud83d", r"\\\ud83d\udE00", r"\ud7ff\ue000", "\U0001f600"]
+    bad = [
+        r"\ud83d",
+        r"T\uDE00",
+        r"\ude00\ud83d",
+        r"\ud83d\ud83d\ude00",
+        r"\ud83d\ude00\ude00",
+        r"\\\ud83d",
+        r"\\ud83d\ude00",
+    ]
+    path.write_text("".join(f'{{"ticket_id": "{text}"}}\n' for text in (*good, *bad)))
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's
+        read_events(session, str(path)).collect()
+    assert "a line has half of a surrogate pair" in str(one_line(failed.value))
+    rows = read_events(session, str(path), tolerant=True).collect()
+    assert [row[MALFORMED] is not None for row in rows] == [*[False] * len(good), *[True] * len(bad)]
+    assert [row["ticket_id"] for row in rows[: len(good)]] == [json.loads(f'"{text}"') for text in good]
 
 
 def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSession, tmp_path: Path) -> None:

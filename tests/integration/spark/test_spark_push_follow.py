@@ -102,6 +102,20 @@ def test_new_files_are_written_once_in_order_and_bad_rows_are_put_aside(
     ]
 
 
+def test_a_file_that_is_older_than_the_last_one_is_pushed_once_too(following: Following) -> None:
+    # Given files that were pushed, and one that comes after them with a time of long before, as a backfill does
+    following.land("1.jsonl", range(10))
+    following.push()
+    following.land("2.jsonl", range(10, 20))
+    os.utime(following.folder / "2.jsonl", (0, 0))
+    following.push()
+    assert following.entries() == every_ticket(20)
+    # When it is touched, it is still the same file
+    os.utime(following.folder / "2.jsonl")
+    following.push()
+    assert following.entries() == every_ticket(20)
+
+
 def test_a_bad_row_ends_the_push_with_nothing_of_its_epoch_written(following: Following) -> None:
     following.land("1.jsonl", range(1000), '{"ticket_id": null, "seq": 1}')
     with pytest.raises(Exception) as failed:  # noqa: PT011 - what Spark throws is Spark's; one_line reads it
@@ -174,6 +188,29 @@ def test_a_checkpoint_of_another_folder_or_stream_is_refused(
     assert following.entries() == every_ticket(4)
     with valkey.client() as client:
         assert client.exists("other_stream") == 0
+
+
+def test_what_a_checkpoint_lacks_is_named_and_nothing_is_pushed_twice(following: Following, tmp_path: Path) -> None:
+    following.land("1.jsonl", range(2))
+    following.push()
+    checkpoint = tmp_path / "checkpoint"
+    metadata, commit, form = (checkpoint / name for name in ("push/metadata", "push/commits/0", "form.json"))
+    # Files that a full disk, or an end of the machine, left empty. The form is needed for an epoch that was cut off
+    commit.rename(tmp_path / "commit")
+    for damaged in (metadata, form):
+        content = damaged.read_text()
+        damaged.write_text("")
+        with pytest.raises(ConfigurationError, match=f"cannot read .*{damaged.name}: put it back from a copy, or name"):
+            following.push()
+        damaged.write_text(content)
+    (tmp_path / "commit").rename(commit)
+    # Spark's part alone is gone: without it, all would be pushed again
+    (checkpoint / "push").rename(tmp_path / "gone")
+    with pytest.raises(ConfigurationError, match="push is gone: put it back, or name another --checkpoint"):
+        following.push()
+    (tmp_path / "gone").rename(checkpoint / "push")
+    following.push()
+    assert following.entries() == every_ticket(2)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,27 @@ def test_an_error_of_a_task_is_found_in_javas_account_of_it(name: str, kind: typ
     assert str(error) == "ticket 'T1' is bad: 2 after 3"
 
 
+NO_URI = "Caused by: java.net.URISyntaxException: Relative path in absolute URI: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (NO_URI.format("rejects:1"), "rejects:1"),
+        (
+            "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///landing/10:00.csv.  SQLSTATE: KD\n"
+            + NO_URI.format(".10:00.csv.crc"),
+            "file:///landing/10:00.csv",
+        ),
+    ],
+    ids=["place", "file"],
+)
+def test_a_name_with_a_colon_is_named_with_what_to_do(text: str, name: str) -> None:
+    error = one_line(RuntimeError(text))
+    assert isinstance(error, InputError)
+    assert str(error) == f"Spark cannot use a name with a colon: rename {name}"
+
+
 TRACE = 'An error occurred\nTraceback (most recent call last):\n  File "x.py", line 1, in <module>\n'
 #: As PySpark tells of a data source that cannot be made: with an error of its own behind the one that counts.
 NO_MODULE = (

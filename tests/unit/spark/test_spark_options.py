@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from bridge.routing.connection import client
 from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
-from bridge.spark import RedisStreamDataSource
+from bridge.spark import RedisStateDataSource, RedisStreamDataSource
 from bridge.spark.wire.address import _check_fit, check_url, connect, without_secrets
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.limits import MAX_FIELDS
@@ -215,9 +215,27 @@ def test_a_row_has_no_more_fields_than_a_script_can_add() -> None:
         Layout.of(wide, parse({}))
 
 
+def test_a_column_that_a_dataframe_has_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="there is a column 'seq' twice: rename or drop one of them"):
+        Layout.of(StructType([*LOG.fields, StructField("seq", StringType())]), parse({"seqColumn": "seq"}))
+
+
 def test_a_stream_is_never_overwritten() -> None:
     with pytest.raises(ConfigurationError, match="appended to"):
-        RedisStreamDataSource({}).writer(LOG, overwrite=True)
+        RedisStreamDataSource({"stream": "s"}).writer(LOG, overwrite=True)
+
+
+@pytest.mark.parametrize("source", [RedisStreamDataSource, RedisStateDataSource])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"checkpointlocation": "/c"}, {"provider": "redisstream", "option.url": "redis://h", "url": "redis://h"}],
+    ids=["batch", "stream", "columns"],
+)
+def test_a_table_which_hands_over_no_options_does_not_mean_the_local_server(
+    source: type[RedisStreamDataSource | RedisStateDataSource], given: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigurationError, match="Spark hands over none of a table's options: name url and stream"):
+        source(given)
 
 
 def test_importing_the_package_does_not_load_pyspark() -> None:

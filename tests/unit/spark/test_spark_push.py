@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError, InputError
 from bridge.routing.stop_signal import StopSignal
+from bridge.spark.job.eventlog import check_readable
 from bridge.spark.job.progress import Display
 from bridge.spark.job.session import parse_conf
 from bridge.spark.push import main, plan_of
@@ -156,3 +157,28 @@ def test_a_signal_is_noted_and_what_was_before_comes_back(number: signal.Signals
 def test_a_missing_file_is_reported_before_java_starts(tmp_path: Path) -> None:
     done = runner().invoke(main, [str(tmp_path / "no.csv")])
     assert (done.exit_code, done.stderr) == (1, f"error: there is no file {tmp_path / 'no.csv'}\n")
+
+
+@pytest.mark.parametrize("place", [".", "day=1"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, place: str) -> None:
+    # A reader of a pipe waits until something writes into it
+    pipe = tmp_path / place / "log.csv"
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(InputError, match=re.escape(f"{pipe} is a pipe or a device: write what it gives to a file")):
+            check_readable(str(path))
+    with pytest.raises(InputError, match="/dev/null is a pipe or a device"):
+        check_readable("/dev/null")
+
+
+def test_a_file_with_a_colon_in_its_name_is_refused_and_a_folder_is_not(tmp_path: Path) -> None:
+    odd = tmp_path / "at=10:00" / "2026-11-28T10:00:00.csv"
+    odd.parent.mkdir()
+    for path in (odd, odd.parent / "log.csv"):
+        path.touch()
+    for given in (odd, tmp_path):
+        with pytest.raises(InputError, match=re.escape(f"Spark cannot use a name with a colon: rename {odd}")):
+            check_readable(str(given))
+    odd.unlink()
+    check_readable(str(tmp_path))
