@@ -70,6 +70,19 @@ class What(Enum):
 #: What the last row of a message says. After `DEAD` it may still be replayed.
 LAST = frozenset({What.DONE, What.DROPPED, What.DEAD, What.REFUSED, What.LEFT_OUT, What.SKIPPED, What.CANCELLED})
 
+#: Counter of the lane (`bridge.routing.keys.LaneKeys.counts`) -> the kinds of rows that it counts. A history with as
+#: many rows of each has all of them: nothing was trimmed, and the history was never off.
+COUNTED = {
+    "done": (What.DONE,),
+    "dropped": (What.DROPPED,),
+    "nacked": (What.NACKED,),
+    "dead": (What.DEAD, What.REFUSED),
+    "replayed": (What.REPLAYED,),
+    "left_out": (What.LEFT_OUT,),
+    "skipped": (What.SKIPPED,),
+    "cancelled": (What.CANCELLED,),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

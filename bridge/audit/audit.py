@@ -31,7 +31,7 @@ from bridge.audit import pages
 from bridge.audit.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, Coverage
-from bridge.routing.history import Delivery, What
+from bridge.routing.history import COUNTED, Delivery, What
 from bridge.routing.ids import IdKey, id_key, id_text
 
 if TYPE_CHECKING:
@@ -45,17 +45,6 @@ __all__ = ["Audit", "AuditVerdict", "Auditor", "Check", "Coverage", "Finding", "
 #: Comparisons with the lane, at most. Messages that changed during one are compared again.
 MAX_COMPARISONS = 3
 NO_GROUP = "the consumer group does not exist: undone messages cannot be compared with pending entries"
-#: Counter of the lane -> the kinds of rows that it counts.
-COUNTED = {
-    "done": (What.DONE,),
-    "dropped": (What.DROPPED,),
-    "nacked": (What.NACKED,),
-    "dead": (What.DEAD, What.REFUSED),
-    "replayed": (What.REPLAYED,),
-    "left_out": (What.LEFT_OUT,),
-    "skipped": (What.SKIPPED,),
-    "cancelled": (What.CANCELLED,),
-}
 
 
 def audit(

@@ -12,7 +12,6 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from bridge.routing.ids import id_key
 from bridge.routing.keys import layout_key, masters, masters_stand
 from tests.chaos.company import Company, consumer_of
 from tests.chaos.ledger import now_ns
@@ -237,12 +236,9 @@ class Actions(Company):
         stream, group = self.keys.stream, self.keys.group
         listed = self._pending_list()
         names = sorted({name for _, name in listed})
-        oldest: Any = self.redis.xrange(self.keys.history, count=1)
-        # While nobody leads, only the history could tell that older ones are undone.
-        known = [id_ for id_, _ in listed if oldest and id_key(id_) > id_key(oldest[0][0])]
-        if how < 0.4 and known:
-            first = int(which * len(known))
-            ids = known[first : first + 1 + int(10 * many)]
+        if how < 0.4 and listed:
+            first = int(which * len(listed))
+            ids = [id_ for id_, _ in listed[first : first + 1 + int(10 * many)]]
             self.notes.taken.update(ids)
             return bool(self.redis.xack(stream, group, *ids))
         if how < 0.6 and names:

@@ -22,6 +22,7 @@ hand), its pending list says what was read, and the history goes on saying what 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -112,6 +113,8 @@ def ended_after(term: Term, floor: str) -> tuple[set[str], list[str]]:
     ends = Ends(term, floor, whole=True)
     while ends.read_page():
         pass
+    if ends.begins_late:
+        logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
     return ends.ended, list(ends.replayed)
 
 
@@ -131,6 +134,10 @@ class Ends:
         self.replayed: dict[str, None] = {}
         #: Up to this key, rows may be missing: the history begins later, or was trimmed while it was read.
         self.missing_to = (0, 0)
+        #: Whether the oldest row is younger than ``floor``. Then all rows were read.
+        self.begins_late = False
+        #: How many rows of each kind were read.
+        self.rows: Counter[What] = Counter()
         self.whole = whole
         self._start = "-" if whole else f"{self._after[0]}-0"
         self._position = self._after
@@ -142,14 +149,13 @@ class Ends:
         oldest, page = self._term.wire.call_many([("XRANGE", history, *words) for words in commands])
         begins = id_key(oldest[0][0].decode()) if oldest else NEVER
         if begins > self._position:
-            if self._position == self._after:
-                floor = id_text(self._after)
-                logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
+            self.begins_late = self.begins_late or self._position == self._after
             self.missing_to = begins
         for id_, fields in page:
             data = rows_in(fields)
             # Somebody else's entry has no rows.
             for row in read_entry(id_, data) if data else ():
+                self.rows[row.what] += 1
                 later = id_key(row.message_id) > self._after
                 if row.what in LAST:
                     self.replayed.pop(row.message_id, None)

@@ -6,10 +6,11 @@ also writes its end to the history. So an entry is undone if all of this holds: 
 has read it, it is not pending, and the history has no end of it. Such an entry is made pending again before any message
 of its ticket is dispatched.
 
-The history may have no answer: before its oldest row, and when it is turned off. Then nothing is concluded. The history
-has no gaps, because a leader without history deletes it. The end of a message may be older than its entry, when a
-producer chose an id in the future or the server's clock was set back. So an entry without an end is looked for in the
-whole history. If that end was trimmed, the message runs again.
+The history may have no answer: before its oldest row if rows were trimmed, and when it is turned off. Then nothing is
+concluded. In a young lane messages are older than the first row, and none was trimmed: there are as many rows as the
+lane has counted ends. The history has no gaps, because a leader without history deletes it. The end of a message may
+be older than its entry, when a producer chose an id in the future or the server's clock was set back. So an entry
+without an end is looked for in the whole history. If that end was trimmed, the message runs again.
 
 A new leader looks in slices, each before it takes in the pending entries of that slice
 (`bridge.leader.takeover.rebuild`). It does other work between the two. So it looks once more after it has read a page.
@@ -26,6 +27,7 @@ from celery.utils.log import get_logger
 
 from bridge.leader.repair.group import Ends
 from bridge.routing.batch import Batch
+from bridge.routing.history import COUNTED
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.retention import done
 
@@ -51,7 +53,7 @@ class Acknowledged:
         self._pending = pending
         self._read_to = read_to
         self._spared = spared
-        self._since = _history_from(term, floor)
+        self._counts, self._since = _history_from(term, floor)
         #: The id after which the last slice begins, and the ended messages in it.
         self._slice_from = ""
         self._ended: set[str] = set()
@@ -71,17 +73,26 @@ class Acknowledged:
                 ends = Ends(self._term, floor)
                 while ends.read_page():
                     yield since
+                self._complete(ends)
             if ends and not ends.whole and any(id_ not in ends.ended for id_ in found):
                 # The end is not in the part of the history that was read. Look in all of it.
                 ends = Ends(self._term, floor, whole=True)
                 while ends.read_page():
                     yield since
+                self._complete(ends)
             undone = [id_ for id_ in found if ends and id_ not in ends.ended and id_key(id_) > ends.missing_to]
             self._claim(undone)
             self._slice_from = since
             self._ended = set(found).difference(undone)
             since = last or self._read_to
             yield since
+
+    def _complete(self, ends: Ends) -> None:
+        """Notes that no row is missing, if the history begins late and has a row for each end that was counted."""
+        if ends.begins_late and all(
+            sum(ends.rows[what] for what in whats) >= self._counts.get(name, 0) for name, whats in COUNTED.items()
+        ):
+            ends.missing_to = (0, 0)
 
     def mend_since(self, after: str, upto: str) -> bool:
         """Makes entries of the last slice pending again that were acknowledged after it was yielded.
@@ -115,7 +126,19 @@ class Acknowledged:
         self._steps.advance(batch)
 
 
-def _history_from(term: Term, floor: str) -> str | None:
-    """The id, ``floor`` or later, from which on the history is complete; None: there is no history."""
-    oldest = term.wire.call("XRANGE", term.keys.history, "-", "+", "COUNT", 1)
-    return max(floor, oldest[0][0].decode(), key=id_key) if oldest else None
+def _history_from(term: Term, floor: str) -> tuple[dict[str, int], str | None]:
+    """(what the lane has counted so far, the id from which on the history may be complete). That is ``floor``, or the
+    oldest row, if older ones were trimmed. None: there is no history.
+    """
+    keys = term.keys
+    commands = (("HGETALL", keys.counts), ("XRANGE", keys.history, "-", "+", "COUNT", 1))
+    flat, oldest = term.wire.call_many(commands)
+    counts = {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
+    if not oldest:
+        # Nothing has ended yet, or the history was off.
+        return counts, None if any(counts.get(name) for name in COUNTED) else floor
+    info = term.wire.call("XINFO", "STREAM", keys.history)
+    facts = dict(zip(info[::2], info[1::2], strict=True))
+    # Servers before 7.0 do not tell.
+    trimmed = facts.get(b"entries-added", facts[b"length"]) != facts[b"length"]
+    return counts, max(floor, oldest[0][0].decode(), key=id_key) if trimmed else floor

@@ -190,6 +190,38 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("ended", [0, 1], ids=["no message has ended", "one has, which is younger"])
+def test_manual_changes_without_a_leader_are_repaired_in_a_lane_that_is_as_young_as_its_messages(
+    lane: LaneUnderTest, ended: int
+) -> None:
+    lane.env["COUNTER_BUNDLE_MS"] = "0"
+    master = calm(lane).master("m1")
+    worker = lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    # Given messages that wait behind one that runs, and a history that is empty, or begins later
+    lane.push("A", {"n": 0, "gate": "gate"}, task="counter.held")
+    for n in range(1, 4):
+        lane.push("A", {"n": n})
+    wait_until(lambda: len(waiting(lane)) == 3 and lane.held(), description="three to wait")
+    if ended:
+        lane.push("B", {"n": 0})
+        lane.wait_done(1)
+    master.kill_main()
+    master.wait()
+    # When all are acknowledged by hand, and then a master leads
+    acknowledge_everything(lane)
+    master.start()
+    lane.wait_leader()
+    wait_until(lambda: lane.count("tampered") >= 3, description="three to be pending again")
+    lane.open("gate")
+    # Then each is done once, in order
+    lane.wait_done(4 + ended)
+    assert lane.log("A") == [0, 1, 2, 3]
+    assert lane.executions() == 4 + ended
+    assert worker.running
+    lane.assert_at_rest()
+
+
 def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -> None:
     # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
     lane.env["COUNTER_RETENTION"] = "null"
