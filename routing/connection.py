@@ -89,7 +89,13 @@ def is_outage(exc: BaseException) -> bool:
 
 
 #: What Redis and Valkey say of a command, a key or a channel that the user may not have.
-_FORBIDDEN = ("NOPERM", "ACL failure in script", "has no permissions to", "No permissions to access")
+_FORBIDDEN = (
+    "NOPERM",
+    "ACL failure in script",
+    "The user executing the script can't",
+    "has no permissions to",
+    "No permissions to access",
+)
 
 
 def is_forbidden(exc: BaseException) -> bool:
