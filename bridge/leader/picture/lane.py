@@ -226,6 +226,14 @@ class Lane(TicketRecords):
             self._drop_from(ticket, place)
             self.spill(ticket, place)
             return
+        if ticket.queued and not at:
+            # Its queue was chosen for another message, whose task may be another one.
+            turn = ticket.turn
+            self.unqueue(ticket)
+            ticket.waiting.appendleft(message)
+            self.keep(ticket, message)
+            self.queue_with_turn(ticket, turn)
+            return
         ticket.own_waiting().insert(at, message)
         self.keep(ticket, message)
         self.make_ready(ticket)

@@ -173,6 +173,16 @@ class Ready(Flight):
                 ticket.turn = self._turn
                 ready.append(ticket)
 
+    def queue_with_turn(self, ticket: Ticket, turn: int) -> None:
+        """Queues a ticket again, if its oldest message may go out. It had this turn, and gets no later one."""
+        self.make_ready(ticket)
+        if ticket.queued and turn < ticket.turn:
+            ready = self.ready if ticket.consumer is None else ticket.consumer.ready
+            ready.remove(ticket)
+            ticket.turn = turn
+            self.out_of_turn = True
+            queue_by_turn(ready, ticket)
+
     def _queue_in_turn(
         self, ready: deque[Ticket], ticket: Ticket, options: MessageOptions | None, *, fresh: bool
     ) -> None:
