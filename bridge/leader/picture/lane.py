@@ -265,6 +265,10 @@ class Lane(TicketRecords):
         if key > self.read_to:
             # A new leader has not read up to this id yet. It takes the message in when it gets there.
             return
+        if self.behind and options is not None and options.overtakes and message.place > self.read_to:
+            # Its place is further on. It is read when the scan has come past it.
+            self.note_late(message.ticket, message.id, options.due_ms, batch)
+            return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:
             ticket = self.tickets[message.ticket] = Ticket(message.ticket)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
@@ -37,7 +39,7 @@ def finish_all(world: LaneWorld) -> None:
     """Handles all messages, and checks the lane at each step."""
     for _ in range(1000):
         running = world.running()
-        if not running and not world.behind:
+        if not (running or world.behind or world.refill.waits):
             return
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
         world.check()
@@ -174,3 +176,42 @@ def test_a_message_that_was_replayed_behind_one_that_was_begun_is_not_forgotten_
     world.join("able@h")
     finish_all(world)
     assert done_of(world, "a") == [others[0], first, *others[1:]]
+
+
+@given(
+    pushes=st.lists(st.tuples(st.sampled_from("TU"), st.integers(0, 3) | st.integers(0, 30)), min_size=2, max_size=12),
+    first=st.lists(st.booleans(), min_size=12, max_size=12),
+    page=st.integers(1, 4),
+    slices=st.integers(0, 4),
+)
+@settings(max_examples=150)
+def test_messages_that_are_replayed_while_the_leader_is_behind_go_in_their_places(
+    pushes: list[tuple[str, int]], first: list[bool], page: int, slices: int
+) -> None:
+    # Given dead messages, some of which were delayed. Some are replayed, and then a new leader reads the lane
+    world = LaneWorld(clocked=True, page=page, sliced=True)
+    world.join("w1@h", slots=4)
+    ids = []
+    for ticket, delay_ms in pushes:
+        ids.append(world.push_delayed(ticket, world.now + delay_ms) if delay_ms else world.push(ticket)[0])
+        world.now += 2
+    world.read()
+    world.now += 40
+    world.step()
+    while running := world.running():
+        world.step([world.outcome(parcel, ticket, Kind.DEAD) for parcel, ticket in running])
+    assert sorted(world.store.dead) == sorted(ids)
+    world.leave(*world.registered)
+    some = [id_ for id_, is_first in zip(ids, first, strict=False) if is_first]
+    world.order(do="replay", letters=some)
+    world.rebuild()
+    for _ in range(slices):
+        world.step()
+
+    # When the others are replayed meanwhile: each goes out in its place, which `Store.take` checks
+    world.join("w1@h", slots=4)
+    world.order(do="replay", letters=[id_ for id_ in ids if id_ not in some])
+    world.check()
+    finish_all(world)
+    assert sorted(world.store.done) == sorted(ids)
+    assert (world.store.pending, world.store.late) == ({}, {})
