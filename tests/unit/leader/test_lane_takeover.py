@@ -215,3 +215,43 @@ def test_messages_that_are_replayed_while_the_leader_is_behind_go_in_their_place
     finish_all(world)
     assert sorted(world.store.done) == sorted(ids)
     assert (world.store.pending, world.store.late) == ({}, {})
+
+
+@given(
+    tasks=st.none() | st.just(frozenset({"short"})),
+    count=st.integers(2, 5),
+    gone=st.sets(st.integers(1, 4)),
+    kind=st.sampled_from([Kind.RETURNED, Kind.FAILED, Kind.NACKED, Kind.LOST, Kind.INTERRUPTED]),
+    last=st.sampled_from([Kind.DONE, Kind.DROPPED, Kind.DEAD]),
+)
+def test_messages_of_a_run_that_were_deleted_before_a_new_leader_read_them_are_dead_letters_in_their_turn(
+    tasks: frozenset[str] | None, count: int, gone: set[int], kind: Kind, last: Kind
+) -> None:
+    # Given a run whose later entries are deleted. A new leader has no copy of them
+    world = LaneWorld()
+    world.lane.service_ms["short"] = 0.1
+    world.join("w1@h", slots=1, tasks=tasks)
+    ids = world.push("T", count=count)
+    world.push("other", count=count)
+    world.read()
+    [(_, held)] = [parcel.runs["T"] for parcel, ticket in world.running() if ticket == "T"]
+    assert held == ids
+    trimmed = [id_ for at, id_ in enumerate(ids) if at in gone]
+    for id_ in trimmed:
+        world.store.entries[id_] = []
+    world.rebuild()
+
+    # When its first message comes again, and ends then
+    for end in (kind, last):
+        found = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "T")
+        world.step([world.outcome(*found, end)])
+        world.now += 20_000
+        world.step()
+
+    # Then no worker gets one without its payload, and all others are handled
+    while running := world.running():
+        sent = {id_ for parcel, _ in running for _, held in parcel.runs.values() for id_ in held}
+        assert sent.isdisjoint(trimmed)
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+    assert [id_ for id_ in world.store.dead if id_ != ids[0]] == trimmed
+    assert not world.store.pending
