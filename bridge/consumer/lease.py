@@ -57,6 +57,8 @@ PATIENCE = 1.5
 RETRY_S = 0.1
 #: Seconds between two tries while nobody serves the lane: `bridge stream retire --undo` brings it back.
 GONE_S = 1.0
+#: Most tries to register without a reply that are remembered.
+UNANSWERED = 16
 
 
 class Lease:
@@ -109,6 +111,8 @@ class Lease:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-lease", daemon=True)
         self._reports = 0
+        #: Incarnation -> when its registration was sent (`now_ns`), of tries without a reply. One may have succeeded.
+        self._unanswered: dict[str, int] = {}
         #: Whether a warning said that nobody serves the lane any more.
         self._is_gone = False
         #: The facts that the leader published about itself (`bridge.protocol.agreement.facts`).
@@ -163,16 +167,20 @@ class Lease:
                 raise found_raw
             self._learn_time(time_)
             other = read_registration(found_raw) if found_raw else None
+            if other is not None and self._adopt(other.incarnation):
+                return
             found = (found_raw, other.incarnation) if other else None
             incarnation = uuid.uuid4().hex
             registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
-            sent = now_ns()
+            sent = self._unanswered[incarnation] = now_ns()
+            for oldest in list(self._unanswered)[:-UNANSWERED]:
+                del self._unanswered[oldest]
             code, left_ms = register(
                 self._redis, keys, self._name, incarnation, self._lane.lease_ms, registration, found, self._layout
             )
+            del self._unanswered[incarnation]
             if code is ReturnCode.OK:
-                self._deadline.begin(incarnation, deadline_after(sent, self._lane.lease))
-                logger.info("registered as %s, incarnation %s", self._name, incarnation)
+                self._registered(incarnation, sent)
                 return
             if code is ReturnCode.LAYOUT:
                 raise LaneGone(
@@ -200,6 +208,26 @@ class Lease:
                 self._stop.wait(min(0.25, left_ms / 1000 + 0.01))
                 if starting:
                     self._while_waiting()
+
+    def _adopt(self, registered: str) -> bool:
+        """Takes the incarnation that is registered, if it is of a try here whose reply was lost. Else its lease would
+        be waited out, while the leader sends messages to it that nobody takes.
+        """
+        sent = self._unanswered.pop(registered, None)
+        if sent is None:
+            return False
+        if deadline_after(sent, self._lane.lease) <= now_ns():
+            # Its lease may still hold: the server may have got the try late.
+            goodbye(self._redis, self._lane.keys, self._name, registered)
+            return False
+        self._registered(registered, sent)
+        return True
+
+    def _registered(self, incarnation: str, sent: int) -> None:
+        """The incarnation is registered, by a try that was sent then."""
+        self._unanswered.clear()
+        self._deadline.begin(incarnation, deadline_after(sent, self._lane.lease))
+        logger.info("registered as %s, incarnation %s", self._name, incarnation)
 
     def _run(self) -> None:
         period = self._lane.lease / RENEWALS

@@ -12,8 +12,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect
 
 from bridge.app.installed import bridge_of
@@ -89,7 +91,11 @@ class Registry:
                 lease_ms=lease_ms,
                 started=time.time(),
             )
-            code, left_ms = await self._try(asked, lanes, incarnation)
+            try:
+                code, left_ms = await self._try(asked, lanes, incarnation)
+            except (RedisError, OSError):
+                await self._end(incarnation)
+                raise
             if code is ReturnCode.OK:
                 self._incarnations.add(incarnation)
                 return incarnation
@@ -107,6 +113,13 @@ class Registry:
                 if await is_gone():
                     # Nobody would renew the lease, and messages would be dispatched to nobody until it is over.
                     raise ClientDisconnect
+
+    async def _end(self, incarnation: Incarnation) -> None:
+        """Ends an incarnation that may have begun, though no reply says so. Nobody would renew its lease, and the next
+        registration of the name would wait for its end.
+        """
+        with suppress(RedisError, OSError):
+            await leave(await self._site.redis(), incarnation.lanes, incarnation.name, incarnation.id)
 
     async def _try(
         self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation

@@ -225,7 +225,8 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         leader=None if token is None else read_token(token).holder,
         record=None if text is None else records.parse(text),
         due_ms=None if due is None else int(due),
-        registrations=Registrations().read(registered),
+        # The leader logs those that cannot be read.
+        registrations=Registrations().read(registered, lambda _name, _text: None),
         last_delivered=None if group is None else group.read_to,
         delayed=overtaking + holding,
         drains=drains,

@@ -6,7 +6,8 @@ Contract:
 - Every script that writes for the lane compares that key with the token of the term. A former leader changes nothing,
   however long it slept (invariant I8). The other rules only decide how soon a master notices.
 - Each reading of the lane has its own term. A script whose reply was lost may run late, after its sender has read the
-  lane again. It has the old term then, and changes nothing.
+  lane again. It has the old term then, and changes nothing. When the reply to a new term was lost, a master looks
+  whether the key has a term of its own that it does not know.
 - A leader trusts itself until a deadline on its own monotonic clock: the time before it *sent* the renewal, plus the
   leader lease, less a margin. A slow reply does not extend the deadline.
 - A standby asks at intervals. It is elected within one leader lease of the leader's death, and at once when the leader
@@ -24,13 +25,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from bridge.link.connections import is_outage
-from bridge.routing.leadership import Lead, begin_term, resign
+from bridge.routing.leadership import Lead, begin_term, read_token, resign
+from bridge.routing.return_codes import text_of
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -63,6 +66,8 @@ class Election:
         self._over = True
         #: Whether a leader uses this term already.
         self._taken = False
+        #: Whether the reply to a new term was lost. It may have begun: then the leader key has another token than this.
+        self._unsure = False
         #: Held during a renewal, so that the term changes only between two renewals.
         self.renewing = threading.Lock()
 
@@ -74,6 +79,11 @@ class Election:
     def lead(self) -> Lead:
         """What `bridge.routing.leadership.renew` needs."""
         return Lead(self._lane.keys, self._token, self._lane.leader_lease_ms)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the leader key may have a term of this master that it does not know."""
+        return self._unsure
 
     def leads(self) -> bool:
         """Whether this master may still think that it leads."""
@@ -88,6 +98,7 @@ class Election:
         """This master was elected, by what was sent at ``sent`` (monotonic seconds)."""
         self._token = token
         self._taken = False
+        self._unsure = False
         self._over = False
         self.renewed(sent)
 
@@ -106,10 +117,30 @@ class Election:
 
     def _begin_term(self, redis: Redis) -> None:
         with self.renewing:
+            self._find_term(redis)
             sent = time.monotonic()
             lease_ms = self._lane.leader_lease_ms
-            self._token = begin_term(redis, self._lane.keys, self._token, self._holder, lease_ms)
+            try:
+                self._token = begin_term(redis, self._lane.keys, self._token, self._holder, lease_ms)
+            except (RedisError, OSError):
+                self._unsure = True
+                raise
+            self._unsure = False
             self.renewed(sent)
+
+    def _find_term(self, redis: Redis) -> None:
+        """Learns whether a term has begun whose reply was lost. Otherwise this master would be deposed by itself, and
+        stand by until the leader lease ends.
+        """
+        if not self._unsure:
+            return
+        found: Any = redis.get(self._lane.keys.leader)
+        if found is None:
+            return
+        with suppress(ValueError):
+            # Another program may have written there.
+            if read_token(found).holder == self._holder:
+                self._token = text_of(found)
 
     def renewed(self, sent: float) -> None:
         """The leader lease was renewed by what was sent at ``sent`` (monotonic seconds)."""
@@ -123,7 +154,11 @@ class Election:
         """Gives the lead up, so that a standby need not wait until the leader lease ends."""
         self._over = True
         try:
-            resign(self._redis, self._lane.keys, self._token)
+            self._find_term(self._redis)
+            if not resign(self._redis, self._lane.keys, self._token) and self._unsure:
+                # The term may have begun since it looked.
+                self._find_term(self._redis)
+                resign(self._redis, self._lane.keys, self._token)
         except (RedisError, OSError) as exc:
             if not is_outage(exc):
                 raise

@@ -125,9 +125,10 @@ class LaneLead:
         if leader is not None:
             leader.close()
 
-    def give_up(self) -> None:
-        """Ends the lead. The leader key is deleted where another master may lead at once."""
-        if self.stopped.is_set() or self.successor is not None or not self._leads_older or self._versions.yields:
+    def give_up(self, *, at_once: bool = False) -> None:
+        """Ends the lead. The leader key is deleted where another master may lead ``at_once``."""
+        at_once = at_once or self.stopped.is_set() or self.successor is not None or self._election.is_unsure
+        if at_once or not self._leads_older or self._versions.yields:
             self._election.resign()
         self._election.forfeit()
         self._outage.over()

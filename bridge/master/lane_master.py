@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds before the next try after a bug in this program.
+#: Seconds before the next try after a bug in this program, or when no thread can start.
 DEFECT_S = 2.0
 
 
@@ -263,7 +263,7 @@ class LaneMaster:
             leader.wake()
 
     def _has_defect(self) -> None:
-        """A defect of this program ended the lead. Another master may be able to lead."""
+        """A defect of this program, or of its machine, ended the lead. Another master may be able to lead."""
         self._stand_at = time.monotonic() + DEFECT_S
         self._defective(self.chain)
 
@@ -302,14 +302,14 @@ class LaneMaster:
         self._lead.turned_at = time.monotonic()
         self._start()
 
-    def end(self) -> None:
-        """The lead is over, or is given up."""
+    def end(self, *, at_once: bool = False) -> None:
+        """The lead is over, or is given up. ``at_once``: another master should not wait for the leader lease."""
         self.asleep = False
         try:
             try:
                 self._lead.drop_leader()
             finally:
-                self._lead.give_up()
+                self._lead.give_up(at_once=at_once)
         except BaseException as exc:
             self._failed(exc)
         finally:
@@ -319,8 +319,16 @@ class LaneMaster:
     # -- the lane's thread -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"bridge-lane-{self.name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"bridge-lane-{self.name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            # The system has no room for one more. Else the lead would be renewed for ever, and nobody would use it.
+            logger.error("cannot lead %s: %s; trying again in %g s", self.title, exc, DEFECT_S)
+            self._has_defect()
+            self.end(at_once=True)
+            return
+        self._thread = thread
 
     def _run(self) -> None:
         name_thread(self._app_lane)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
@@ -52,12 +53,15 @@ class OlderLed:
             tokens = pipe.execute()
         due = {}
         for lane, (own, *older) in zip(standing, tokens, strict=True):
-            led = [
-                (one.keys.stream, read_token(token).holder)
-                for one, token in zip(lane.older, older, strict=True)
-                if token is not None and not one.leading
-            ]
-            if own is None and led:
+            if own is not None:
+                continue
+            led = []
+            for one, token in zip(lane.older, older, strict=True):
+                # Another program may have written there. The master that asks for that lead logs it.
+                with suppress(ValueError):
+                    if token is not None and not one.leading:
+                        led.append((one.keys.stream, read_token(token).holder))
+            if led:
                 due[lane] = self._warn_at.get(lane, now + WARN_AFTER_S)
                 if now >= due[lane]:
                     due[lane] = now + WARN_S

@@ -307,6 +307,10 @@ class Sleepers:
         """The connection was lost, or the server refuses. All lanes are read again when it is back."""
         self._blocking.close()
         if not self._places:
+            # They have all ended meanwhile: nobody here waits for the server, and asking it again has no purpose.
+            self._missed = False
+            self._outage.over()
+            time.sleep(RETRY_S)
             return
         if not is_outage(exc):
             self._wake_all()

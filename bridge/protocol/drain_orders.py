@@ -34,4 +34,5 @@ class DrainOrder(NamedTuple):
 def read_drain_order(text: bytes) -> DrainOrder:
     """The order in ``text``."""
     found = orjson.loads(text)
-    return DrainOrder(found["at_ms"], found["started"])
+    started = found["started"]
+    return DrainOrder(int(found["at_ms"]), None if started is None else float(started))

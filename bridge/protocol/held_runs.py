@@ -26,4 +26,4 @@ class HeldRuns(NamedTuple):
 def read_held_runs(text: bytes) -> HeldRuns:
     """The report in ``text``."""
     fields = orjson.loads(text)
-    return HeldRuns(fields["n"], fields["fences"])
+    return HeldRuns(int(fields["n"]), [int(fence) for fence in fields["fences"]])

@@ -22,7 +22,7 @@ reads a text again only when it changed, and consumers that can run the same sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -112,6 +112,7 @@ def read_registration(text: bytes) -> Registration:
     """The registration in ``text``. Raises ValueError when it is none."""
     try:
         fields = orjson.loads(text)
+        _check(fields)
         return Registration(
             text=text,
             incarnation=fields["incarnation"],
@@ -131,8 +132,20 @@ def read_registration(text: bytes) -> Registration:
             kind=str(fields.get("kind", "")),
             health_url=fields.get("health_url"),
         )
-    except (ValueError, TypeError, LookupError) as exc:
+    except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
         raise ValueError(f"a registration that cannot be read: {text[:SHOWN_BYTES]!r}") from exc
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    """Raises an error when a value that others rely on is of another type. Somebody may have written it by hand."""
+    texts = [fields["incarnation"], fields["queue"], fields.get("health_url") or "", *(fields.get("tasks") or ())]
+    dicts = [fields.get(name) or {} for name in ("elsewhere", "traits", "settings")]
+    if not (
+        all(isinstance(one, str) for one in texts)
+        and all(isinstance(one, dict) for one in (*dicts, *dicts[1].values()))
+        and isinstance(fields.get("lease_ms") or 0, int)
+    ):
+        raise TypeError("a value of another type")
 
 
 def changed(registration: Registration, **fields: Any) -> bytes:
@@ -147,12 +160,15 @@ class Registrations:
         self._read: dict[bytes, Registration] = {}
         self._sets: dict[frozenset[str], frozenset[str]] = {}
 
-    def read(self, found: Mapping[bytes, bytes]) -> dict[bytes, Registration]:
-        """The registrations in a reply of HGETALL, by consumer."""
+    def read(self, found: Mapping[bytes, bytes], skip: Callable[[bytes, bytes], None]) -> dict[bytes, Registration]:
+        """The registrations in a reply of HGETALL, by consumer. ``skip``: gets those that cannot be read."""
         before, self._read = self._read, {}
         for name, text in found.items():
             known = before.get(name)
-            self._read[name] = known if known is not None and known.text == text else self._parse(text)
+            try:
+                self._read[name] = known if known is not None and known.text == text else self._parse(name, text)
+            except ValueError:
+                skip(name, text)
         if self._read.keys() != before.keys():
             kept = {one.tasks for one in self._read.values() if one.tasks is not None}
             self._sets = {tasks: tasks for tasks in kept}
@@ -186,7 +202,8 @@ class Registrations:
         """The Celery queue that ``task`` is routed to, as consumers say that know it and do not serve that queue."""
         return next((one.elsewhere[task] for one in self._read.values() if task in one.elsewhere), None)
 
-    def _parse(self, text: bytes) -> Registration:
+    def _parse(self, name: bytes, text: bytes) -> Registration:
+        name.decode()
         found = read_registration(text)
         if found.tasks is None:
             return found

@@ -61,7 +61,10 @@ class Note(NamedTuple):
 def read_note(name: bytes, text: bytes) -> Note:
     """One field of the hash, and its value."""
     fields = orjson.loads(text)
-    waited_s = fields.pop("waited_s")
+    waited_s = float(fields.pop("waited_s"))
+    fields["since_ms"] = int(fields["since_ms"])
+    if not isinstance(fields.get("breaker", ""), str):
+        raise TypeError("a value of another type")
     return Note(UnservedTask(name.decode(), **fields), waited_s)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer, Ticket
+from bridge.leader.step import unreadable
 from bridge.protocol.held_runs import read_held_runs
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict
@@ -62,7 +63,12 @@ class LostRuns:
                 # There is no report, or the missing run may still be in the queue.
                 consumer.missed.clear()
                 continue
-            reported = read_held_runs(report)
+            try:
+                reported = read_held_runs(report)
+            except unreadable.UNREADABLE:
+                unreadable.skip(keys.held(consumer.incarnation), b"", report)
+                consumer.missed.clear()
+                continue
             held = set(reported.fences)
             # A worker reports a run by the fence that it was sent with: the first one, or a later one if it was resent.
             missing = {

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer
+from bridge.leader.step import unreadable
 from bridge.protocol.agreement import differences
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
 from bridge.protocol.outcome_entries import EntryKind, Notice
@@ -59,8 +61,8 @@ class Consumers:
             pipe.hgetall(keys.consumers)
             pipe.hgetall(keys.drains)
             registrations, drains = pipe.execute()
-        registered = self._registrations.read(registrations)
-        orders = {name: read_drain_order(text) for name, text in drains.items()}
+        registered = self._registrations.read(registrations, partial(unreadable.skip, keys.consumers))
+        orders = unreadable.read_all(keys.drains, drains, lambda _name, text: read_drain_order(text))
         for name, registration in registered.items():
             known = lane.consumers.get(registration.incarnation)
             if known is not None and known.registration is registration and not known.draining and name not in orders:

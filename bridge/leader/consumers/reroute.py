@@ -96,6 +96,7 @@ class Reroute:
             text = consumer.registration.text
             forget(self._term.redis, self._term.leadership, consumer.name, consumer.incarnation, text)
         del lane.consumers[consumer.incarnation]
+        lane.crowded.pop(consumer, None)
         logger.warning("consumer %s is gone (incarnation %s)", consumer.name, consumer.incarnation)
 
     def _reroute(self, consumer: Consumer, given_up: Mapping[str, GivenUp]) -> ReturnCode:

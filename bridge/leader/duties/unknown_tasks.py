@@ -21,6 +21,7 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
+from bridge.leader.step import unreadable
 from bridge.leader.stream.by_id import message_of
 from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing.batch import Batch
@@ -86,10 +87,11 @@ class UnknownTasks:
 
     def read_notes(self) -> None:
         """Reads the notes of the previous leader. To be called before the lane is read."""
-        redis = self._term.redis
-        self._known = {name.decode(): int(at) for name, at in redis.hgetall(self._keys.known).items()}
-        for name, text in redis.hgetall(self._keys.unserved).items():
-            unserved, waited_s = read_note(name, text)
+        redis, keys = self._term.redis, self._keys
+        known = unreadable.read_all(keys.known, redis.hgetall(keys.known), lambda _name, at: int(at))
+        self._known = {name.decode(): at for name, at in known.items()}
+        notes = unreadable.read_all(keys.unserved, redis.hgetall(keys.unserved), read_note)
+        for unserved, waited_s in notes.values():
             self._noted.add(unserved.task)
             self._lane.stranded.waiting[unserved.task] = Waiting(unserved.since_ms, waited_s)
             if unserved.breaker:

@@ -226,6 +226,14 @@ class Lane(TicketRecords):
             self._drop_from(ticket, place)
             self.spill(ticket, place)
             return
+        if ticket.queued and not at:
+            # Its queue was chosen for another message, whose task may be another one.
+            turn = ticket.turn
+            self.unqueue(ticket)
+            ticket.waiting.appendleft(message)
+            self.keep(ticket, message)
+            self.queue_with_turn(ticket, turn)
+            return
         ticket.own_waiting().insert(at, message)
         self.keep(ticket, message)
         self.make_ready(ticket)
@@ -256,6 +264,10 @@ class Lane(TicketRecords):
         key = id_key(message.id)
         if key > self.read_to:
             # A new leader has not read up to this id yet. It takes the message in when it gets there.
+            return
+        if self.behind and options is not None and options.overtakes and message.place > self.read_to:
+            # Its place is further on. It is read when the scan has come past it.
+            self.note_late(message.ticket, message.id, options.due_ms, batch)
             return
         ticket = self.tickets.get(message.ticket)
         if ticket is None:

@@ -28,6 +28,8 @@ ENOUGH_MESSAGES = 4000
 READY_PER_SLOT = 128
 #: How many tickets of priority 0 one of priority 1 goes before, at most; one of priority 9, nine times as many.
 PASSED_PER_PRIORITY = 1000
+#: Entries of backoffs that are over, from which on they are removed, beside as many as there are tickets that wait.
+OUTDATED = 1000
 #: How many tickets pass the backlog in one step that came while fresh messages were not few.
 PASS_AT_ONCE = 16
 
@@ -57,6 +59,8 @@ class Ready(Flight):
         #: Heap of tickets that wait for the end of a backoff: (due ms, sequence, ticket).
         self.backoffs: list[tuple[int, int, Ticket]] = []
         self._backoff_sequence = 0
+        #: With more entries than this, those of tickets that do not wait any more are removed.
+        self._backoffs_most = OUTDATED
         # A turn less what a priority takes off it is still above 0, which stands for tickets that go first.
         self._turn = PASSED_PER_PRIORITY * HIGHEST_PRIORITY
         #: Whether a ticket was queued before others: then tickets of a queue are not in the order in which they came.
@@ -172,6 +176,16 @@ class Ready(Flight):
             else:
                 ticket.turn = self._turn
                 ready.append(ticket)
+
+    def queue_with_turn(self, ticket: Ticket, turn: int) -> None:
+        """Queues a ticket again, if its oldest message may go out. It had this turn, and gets no later one."""
+        self.make_ready(ticket)
+        if ticket.queued and turn < ticket.turn:
+            ready = self.ready if ticket.consumer is None else ticket.consumer.ready
+            ready.remove(ticket)
+            ticket.turn = turn
+            self.out_of_turn = True
+            queue_by_turn(ready, ticket)
 
     def _queue_in_turn(
         self, ready: deque[Ticket], ticket: Ticket, options: MessageOptions | None, *, fresh: bool
@@ -340,3 +354,9 @@ class Ready(Flight):
         ticket.due_ms = max(1, due_ms)
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))
+        if len(self.backoffs) > self._backoffs_most:
+            # A ticket that was parked, or ended its wait for a message, leaves its entry: it may be due in a year.
+            known = {entry[2]: entry for entry in self.backoffs if entry[2].due_ms == entry[0]}
+            self.backoffs = list(known.values())
+            heapq.heapify(self.backoffs)
+            self._backoffs_most = 2 * len(self.backoffs) + OUTDATED

@@ -142,6 +142,10 @@ class Settling:
             ticket.fence += 1
             return
         lane.run_over(ticket)
+        if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
+            # It was in a run that ended, and a new leader has no copy of it: its entry is gone.
+            self.give_up(ticket, batch, "its entry was deleted while it waited")
+            return
         lane.make_ready(ticket)
 
     def _returned(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:

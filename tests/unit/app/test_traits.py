@@ -53,7 +53,8 @@ def test_the_workers_say_whether_a_task_has_a_limit(declared: Any, said: list[An
                  "traits": {"shop.pay": traits} if traits else {}}
             )
             for n, traits in enumerate(said)
-        }
+        },
+        lambda name, _text: pytest.fail(f"{name!r} is not read"),
     )  # fmt: skip
     traits = Traits(app, app.bridge.settings.lane, registrations)
     assert traits.of("shop.pay").bundled is bundled

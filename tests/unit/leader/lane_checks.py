@@ -162,6 +162,13 @@ def check_nobody_is_forgotten(world: LaneWorld) -> None:
         assert ticket.waiting or ticket.run or ticket.spilled_from or ticket.due_ms or rests, f"{ticket} is empty"
         assert ticket in lane.resting.due if rests and not ticket.due_ms else ticket not in lane.resting.due
         assert ticket.park_reason is None or ticket.run, f"{ticket} is to be parked, and nothing of it runs"
+    assert lane.crowded.keys() <= set(lane.consumers.values()), "a consumer that is gone is kept"
+    for ticket in waits:
+        # Also when another message came first while the ticket was queued
+        assert not lane.stranded.holds(ticket), f"{ticket} is queued, and its oldest message must not go out"
+    for consumer in lane.consumers.values():
+        foreign = [ticket for ticket in consumer.ready if not consumer.runs(ticket.waiting[0].task)]
+        assert not foreign, f"{consumer} cannot run what waits there"
     if lane.suspects:
         # One of them is in flight, or a consumer is kept free for it, or it is the other tickets' turn
         task = world.task_of(lane.suspects[0].waiting[0].id)

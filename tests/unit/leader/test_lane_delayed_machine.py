@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -43,6 +45,19 @@ class DelayedMachine(LaneMachine):
         due_ms = self.world.now + delay_ms if act == "reschedule" else None
         answer = self.world.order(do="delayed", act=act, ids=ids, due_ms=due_ms)
         assert sorted([*answer["changed"], *(id_ for id_, _ in answer["refused"])]) == sorted(ids)
+
+    @precondition(lambda self: len(list(filter(self.world.store.readable, self.world.store.dead))) > 1)
+    @rule(data=st.data())
+    def some_are_replayed_before_a_new_leader_has_read_the_others(self, data: st.DataObject) -> None:
+        world = self.world
+        letters = [id_ for id_ in world.store.dead if world.store.readable(id_)]
+        before = data.draw(st.lists(st.sampled_from(letters), min_size=1, max_size=len(letters) - 1, unique=True))
+        for id_ in letters:
+            world.failures.pop(id_, None)
+        world.order(do="replay", letters=before)
+        with patch.object(world, "page", 2):
+            world.rebuild()
+            world.order(do="replay", letters=[id_ for id_ in letters if id_ in world.store.dead])
 
 
 @pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])

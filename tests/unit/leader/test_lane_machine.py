@@ -139,6 +139,8 @@ class LaneMachine(RuleBasedStateMachine):
             stranded.release(task)
         else:
             stranded.open_circuits.add(task)
+            for consumer in list(self.world.lane.crowded):
+                self.world.lane.free_ready(consumer)
             self.world.lane.queue_again()
         self.world.step()
 
@@ -174,6 +176,21 @@ class LaneMachine(RuleBasedStateMachine):
             self.world.failures.pop(id_, None)
         answer = self.world.order(do="replay", letters=chosen)
         assert sorted(answer["replayed"]) == sorted(chosen)
+
+    @precondition(lambda self: self.world.running())
+    @rule(data=st.data(), task=st.sampled_from(ALL), others=st.integers(0, 12))
+    def one_dies_and_comes_again_before_one_that_came_since(self, data: st.DataObject, task: str, others: int) -> None:
+        # With enough others no worker has room: the ticket is queued for the later message when the older one comes
+        world = self.world
+        parcel, ticket = data.draw(st.sampled_from(world.running()))
+        for number in range(others):
+            world.push(f"F{number}", task)
+        world.push(ticket, task)
+        world.read()
+        dead = world.outcome(parcel, ticket, Kind.DEAD)
+        world.failures.pop(dead.message_id, None)
+        world.step([dead])
+        assert world.order(do="replay", letters=[dead.message_id])["replayed"] == [dead.message_id]
 
     @precondition(lambda self: self.world.registered)
     @rule(data=st.data(), do=st.sampled_from(["drain", "resume", "transfer"]))

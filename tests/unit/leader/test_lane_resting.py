@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.leader.picture.ready import OUTDATED
 from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
 from tests.unit.leader.lane_world import LaneWorld
@@ -103,3 +104,30 @@ def test_a_short_backoff_stays_in_memory() -> None:
     world = LaneWorld(window=100)
     in_backoff(world, 1, 3, delay_ms=200)
     assert world.lane.held == 3
+
+
+def test_backoffs_that_were_ended_early_use_no_memory() -> None:
+    # Given tickets that wait, and one whose long backoff is ended by an operator again and again
+    world = LaneWorld(clocked=True)
+    world.join("w1@h")
+    waits = {world.push(f"T{number}")[0] for number in range(50)}
+    world.push("hot")
+    world.read()
+    running = world.running()
+    world.step([world.outcome(*found, Kind.NACKED, delay_ms=100_000_000) for found in running])
+    for _ in range(3 * OUTDATED):
+        world.order(do="park", ticket="hot")
+        world.order(do="release", ticket="hot")
+        world.step()
+        for parcel, ticket in world.running():
+            world.step([world.outcome(parcel, ticket, Kind.NACKED, delay_ms=100_000_000)])
+        world.old_outcomes.clear()
+    world.check()
+    assert len(world.lane.backoffs) <= 2 * 51 + OUTDATED
+    # Then all are woken in the end
+    world.now += 200_000_000
+    world.step()
+    while running := world.running():
+        world.step([world.outcome(*found, Kind.DONE) for found in running])
+    assert waits < set(world.store.done)
+    assert not world.store.pending

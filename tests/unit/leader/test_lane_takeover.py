@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.protocol.outcomes import Kind
 from bridge.routing.ids import id_key
@@ -37,7 +39,7 @@ def finish_all(world: LaneWorld) -> None:
     """Handles all messages, and checks the lane at each step."""
     for _ in range(1000):
         running = world.running()
-        if not running and not world.behind:
+        if not (running or world.behind or world.refill.waits):
             return
         world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
         world.check()
@@ -174,3 +176,82 @@ def test_a_message_that_was_replayed_behind_one_that_was_begun_is_not_forgotten_
     world.join("able@h")
     finish_all(world)
     assert done_of(world, "a") == [others[0], first, *others[1:]]
+
+
+@given(
+    pushes=st.lists(st.tuples(st.sampled_from("TU"), st.integers(0, 3) | st.integers(0, 30)), min_size=2, max_size=12),
+    first=st.lists(st.booleans(), min_size=12, max_size=12),
+    page=st.integers(1, 4),
+    slices=st.integers(0, 4),
+)
+@settings(max_examples=150)
+def test_messages_that_are_replayed_while_the_leader_is_behind_go_in_their_places(
+    pushes: list[tuple[str, int]], first: list[bool], page: int, slices: int
+) -> None:
+    # Given dead messages, some of which were delayed. Some are replayed, and then a new leader reads the lane
+    world = LaneWorld(clocked=True, page=page, sliced=True)
+    world.join("w1@h", slots=4)
+    ids = []
+    for ticket, delay_ms in pushes:
+        ids.append(world.push_delayed(ticket, world.now + delay_ms) if delay_ms else world.push(ticket)[0])
+        world.now += 2
+    world.read()
+    world.now += 40
+    world.step()
+    while running := world.running():
+        world.step([world.outcome(parcel, ticket, Kind.DEAD) for parcel, ticket in running])
+    assert sorted(world.store.dead) == sorted(ids)
+    world.leave(*world.registered)
+    some = [id_ for id_, is_first in zip(ids, first, strict=False) if is_first]
+    world.order(do="replay", letters=some)
+    world.rebuild()
+    for _ in range(slices):
+        world.step()
+
+    # When the others are replayed meanwhile: each goes out in its place, which `Store.take` checks
+    world.join("w1@h", slots=4)
+    world.order(do="replay", letters=[id_ for id_ in ids if id_ not in some])
+    world.check()
+    finish_all(world)
+    assert sorted(world.store.done) == sorted(ids)
+    assert (world.store.pending, world.store.late) == ({}, {})
+
+
+@given(
+    tasks=st.none() | st.just(frozenset({"short"})),
+    count=st.integers(2, 5),
+    gone=st.sets(st.integers(1, 4)),
+    kind=st.sampled_from([Kind.RETURNED, Kind.FAILED, Kind.NACKED, Kind.LOST, Kind.INTERRUPTED]),
+    last=st.sampled_from([Kind.DONE, Kind.DROPPED, Kind.DEAD]),
+)
+def test_messages_of_a_run_that_were_deleted_before_a_new_leader_read_them_are_dead_letters_in_their_turn(
+    tasks: frozenset[str] | None, count: int, gone: set[int], kind: Kind, last: Kind
+) -> None:
+    # Given a run whose later entries are deleted. A new leader has no copy of them
+    world = LaneWorld()
+    world.lane.service_ms["short"] = 0.1
+    world.join("w1@h", slots=1, tasks=tasks)
+    ids = world.push("T", count=count)
+    world.push("other", count=count)
+    world.read()
+    [(_, held)] = [parcel.runs["T"] for parcel, ticket in world.running() if ticket == "T"]
+    assert held == ids
+    trimmed = [id_ for at, id_ in enumerate(ids) if at in gone]
+    for id_ in trimmed:
+        world.store.entries[id_] = []
+    world.rebuild()
+
+    # When its first message comes again, and ends then
+    for end in (kind, last):
+        found = next((parcel, ticket) for parcel, ticket in world.running() if ticket == "T")
+        world.step([world.outcome(*found, end)])
+        world.now += 20_000
+        world.step()
+
+    # Then no worker gets one without its payload, and all others are handled
+    while running := world.running():
+        sent = {id_ for parcel, _ in running for _, held in parcel.runs.values() for id_ in held}
+        assert sent.isdisjoint(trimmed)
+        world.step([world.outcome(parcel, ticket, Kind.DONE) for parcel, ticket in running])
+    assert [id_ for id_ in world.store.dead if id_ != ids[0]] == trimmed
+    assert not world.store.pending

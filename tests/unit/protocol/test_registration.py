@@ -69,10 +69,20 @@ def test_a_damaged_registration_is_refused(text: bytes) -> None:
 def test_consumers_that_can_run_the_same_share_one_set_and_a_text_is_read_once() -> None:
     other = PROFILE.text("life2", 3.5, 6000)
     registrations = Registrations()
-    first = registrations.read({b"w1": TEXT, b"w2": other})
+    skipped: dict[bytes, bytes] = {}
+    first = registrations.read({b"w1": TEXT, b"w2": other}, skipped.__setitem__)
     assert first[b"w1"].tasks is first[b"w2"].tasks
-    second = registrations.read({b"w1": TEXT, b"w2": other})
+    second = registrations.read({b"w1": TEXT, b"w2": other}, skipped.__setitem__)
     assert second[b"w1"] is first[b"w1"]
+    assert not skipped
+
+
+def test_a_damaged_registration_is_skipped_and_the_others_are_read() -> None:
+    registrations = Registrations()
+    skipped: dict[bytes, bytes] = {}
+    for _ in range(2):
+        assert registrations.read({b"w1": b"{", b"w2": TEXT, b"\xff": TEXT}, skipped.__setitem__).keys() == {b"w2"}
+    assert skipped == {b"w1": b"{", b"\xff": TEXT}
 
 
 def test_an_order_to_drain_is_for_one_process() -> None:

@@ -1,0 +1,60 @@
+"""A lane whose thread cannot start, since the system has no room for one more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from bridge.app.installation import install
+from bridge.app.lanes import lanes_of
+from bridge.master import lane_master as module
+from bridge.master.lane_master import LaneMaster
+from bridge.routing.leadership import stand
+from bridge.stack.embedded import EmbeddedServer
+
+
+def start(_thread: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("wakes_up", [False, True])
+def test_a_lane_without_a_thread_is_given_up_and_asked_for_again(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, *, wakes_up: bool
+) -> None:
+    app = install(Celery("shop", broker=valkey.url, set_as_current=False))
+    [lane] = lanes_of(app)
+    told: list[str] = []
+    outage: Any = SimpleNamespace(met=lambda _exc: None, over=lambda: None)
+    nothing: Any = None
+    with valkey.client() as redis:
+        master = LaneMaster(
+            app, lane, redis, "m1", outage, announce=told.append, failed=lambda exc: pytest.fail(f"{exc!r}"),
+            defective=told.append, ended=lambda: told.append("ended"), sleepers=nothing,
+        )  # fmt: skip
+        [reply] = stand(redis, "m1", [master.candidate])
+        assert not isinstance(reply, Exception)
+        assert reply is not None
+        assert reply.elected
+        # When its thread cannot start: as it is elected, or as it wakes up
+        if wakes_up:
+            monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+            master.elected(reply.token, time.monotonic())
+            master.asleep, master._thread = True, None
+        monkeypatch.setattr(threading.Thread, "start", start)
+        if wakes_up:
+            master.wake_up(again=True)
+        else:
+            master.elected(reply.token, time.monotonic())
+
+        # Then another master may lead at once, this one asks again later, and it can stop
+        assert redis.get(master.keys.leader) is None
+        assert not master.election.leads()
+        assert told == [master.chain, "ended"]
+        assert not master.may_stand(time.monotonic())
+        assert master.may_stand(time.monotonic() + 2 * module.DEFECT_S)
+        assert master.join(0)
