@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 from redis import Redis
 
-from bridge.audit.audit import COUNTED
-from bridge.routing.history import LAST, Delivery, What
+from bridge.routing.history import COUNTED, LAST, Delivery, What
 from bridge.routing.keys import LaneKeys
 from tests.unit.audit.true_history import TrueLane
 

@@ -14,7 +14,7 @@ from bridge.app.installation import install
 from bridge.app.lanes import lanes_of
 from bridge.master import lane_master as module
 from bridge.master.lane_master import LaneMaster
-from bridge.routing.leadership import stand
+from bridge.routing.leadership import lead
 from bridge.stack.embedded import EmbeddedServer
 
 
@@ -36,7 +36,7 @@ def test_a_lane_without_a_thread_is_given_up_and_asked_for_again(
             app, lane, redis, "m1", outage, announce=told.append, failed=lambda exc: pytest.fail(f"{exc!r}"),
             defective=told.append, ended=lambda: told.append("ended"), sleepers=nothing,
         )  # fmt: skip
-        [reply] = stand(redis, "m1", [master.candidate])
+        [reply] = lead(redis, "m1", [master.candidate])
         assert not isinstance(reply, Exception)
         assert reply is not None
         assert reply.elected
