@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import InLayout
+from bridge.routing.membership import NO_LIFE
 from bridge.routing.return_codes import ReturnCode, code_of
 from bridge.routing.scripts import Argument, Script
 
@@ -90,7 +91,7 @@ async def enlist(
     keys: list[Argument] = [*records]
     args: list[Argument] = [consumer, incarnation, *record, len(records)]
     for lane in lanes:
-        old_registration, old_incarnation = lane.found or (b"", "none")
+        old_registration, old_incarnation = lane.found or (b"", NO_LIFE)
         of = lane.keys
         keys += (of.consumers, of.lease(incarnation), of.lease(old_incarnation), of.queue(consumer), of.outcomes)
         keys.append(lane.layout.key)

@@ -17,6 +17,10 @@ _DIED = Script("died")
 _MEET = Script("meet")
 
 
+#: Stands for the incarnation of a consumer that has none: no lease has this name.
+NO_LIFE = "none"
+
+
 def register(
     client: Redis,
     keys: LaneKeys,
@@ -33,7 +37,7 @@ def register(
     Returns OK, HELD with the ms that the other lease has left, CHANGED, or LAYOUT: the lane's stream was retired or
     left.
     """
-    old_registration, old_incarnation = found or ("", "none")
+    old_registration, old_incarnation = found or ("", NO_LIFE)
     layout = layout or in_layout(keys.stream)
     leases = [keys.lease(incarnation), keys.lease(old_incarnation)]
     reply = _REGISTER.run(

@@ -38,9 +38,9 @@ from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
 from bridge.protocol.agreement import differences, leaders_facts
 from bridge.protocol.held_runs import HeldRuns
-from bridge.protocol.registration import read_registration
+from bridge.protocol.registration import readable_or_none
 from bridge.routing.errors import DuplicateConsumer, LaneGone
-from bridge.routing.membership import goodbye, register
+from bridge.routing.membership import NO_LIFE, goodbye, register
 from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ class Lease:
             if isinstance(found_raw, Exception):
                 raise found_raw
             self._learn_time(time_)
-            other = read_registration(found_raw) if found_raw else None
+            other = readable_or_none(found_raw)
             if other is not None and self._adopt(other.incarnation):
                 return
-            found = (found_raw, other.incarnation) if other else None
+            found = (found_raw, other.incarnation if other else NO_LIFE) if found_raw else None
             incarnation = uuid.uuid4().hex
             registration = self._profile.text(incarnation, time.time(), self._lane.lease_ms)
             sent = self._unanswered[incarnation] = now_ns()

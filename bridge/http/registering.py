@@ -25,8 +25,9 @@ from bridge.http.problems import Problem, unavailable
 from bridge.protocol.agreement import facts, leads_http
 from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.health_url import checked_health_url
-from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, read_registration
+from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, readable_or_none
 from bridge.routing.http_consumers import Enlisting, Heartbeat, enlist, heartbeat, leave
+from bridge.routing.membership import NO_LIFE
 from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Registry:
                 lane.in_layout,
                 incarnation.lease_ms,
                 self._profile(asked, lane, incarnation).text(incarnation.id, incarnation.started, incarnation.lease_ms),
-                (text, read_registration(text).incarnation) if text else None,
+                (text, other.incarnation if (other := readable_or_none(text)) else NO_LIFE) if text else None,
             )
             for lane, text in zip(lanes, replies[::2], strict=True)
         ]

@@ -136,6 +136,14 @@ def read_registration(text: bytes) -> Registration:
         raise ValueError(f"a registration that cannot be read: {text[:SHOWN_BYTES]!r}") from exc
 
 
+def readable_or_none(text: bytes | None) -> Registration | None:
+    """The registration in ``text``; None: there is none, or it cannot be read. Then it may be replaced."""
+    try:
+        return read_registration(text) if text else None
+    except ValueError:
+        return None
+
+
 def _check(fields: Mapping[str, Any]) -> None:
     """Raises an error when a value that others rely on is of another type. Somebody may have written it by hand."""
     texts = [fields["incarnation"], fields["queue"], fields.get("health_url") or "", *(fields.get("tasks") or ())]

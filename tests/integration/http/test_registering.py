@@ -27,6 +27,7 @@ def test_an_incarnation_whose_registration_was_not_answered_holds_no_lease(valke
     lanes = lanes_of(app)
     keys = lanes[0].settings.keys
     asked = Registering(name="h1", concurrency=1, tasks=["shop.pay"])
+
     async def lost(*call: Any) -> Any:
         await enlist(*call)
         raise NoReply("timed out")

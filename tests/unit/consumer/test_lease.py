@@ -124,6 +124,26 @@ def test_a_worker_whose_registration_was_not_answered_takes_it_and_waits_for_no_
     assert world.now_ns < deadline.deadline_ns < world.leases[deadline.incarnation]
 
 
+@pytest.mark.parametrize("damaged", [b"damaged", b"{}", b'{"incarnation":7}'])
+def test_a_registration_that_cannot_be_read_is_replaced(damaged: bytes) -> None:
+    world, deadline = World([]), Deadline()
+    world.registered = damaged
+    with (
+        patch.object(under_test, "client", lambda *_, **__: world),
+        patch.object(under_test, "register", world.register),
+        patch.object(under_test, "now_ns", lambda: world.now_ns),
+    ):
+        lease = Lease(
+            *("redis://here", SETTINGS, "w1@h", PROFILE, cast("Any", deadline)),
+            layout=cast("Any", None),
+            held=list,
+            changing_facts=lambda: FACTS,
+            on_lost=lambda: pytest.fail("nothing was held"),
+        )
+        assert lease._register_again() == 0
+    assert read_registration(world.registered).incarnation == deadline.incarnation
+
+
 def test_the_lease_of_another_worker_is_waited_for() -> None:
     world, deadline = World([]), Deadline()
     world.registered = PROFILE.text("another", 2.5, 6000)
