@@ -163,28 +163,25 @@ class OutcomeWriter:
                 else:
                     self._outage.over()
                     return True
-            if waits and is_refusal(failed):
+            is_refused = waits and is_refusal(failed)
+            if is_refused:
                 if refused_since is None:
                     refused_since = time.monotonic()
                     text = "the server refuses an outcome: %s; it is written again for %g s"
                     logger.error(text, failed, self._lease_s)
                 elif time.monotonic() - refused_since > self._lease_s:
                     raise failed
-                failed = None
-                if not self._deadline.holds(incarnation):
-                    return False
-                time.sleep(REFUSED_RETRY_S)
-                continue
-            if not is_outage(failed):
+            elif not is_outage(failed):
                 raise failed
-            if has_no_file_descriptor(failed) and not self._deadline.in_main:
+            elif has_no_file_descriptor(failed) and not self._deadline.in_main:
                 logger.critical("no connection can be made in this pool process, which ends: %s", failed)
                 os._exit(os.EX_OSERR)
-            self._outage.met(failed)
+            else:
+                self._outage.met(failed)
             failed = None
             if not self._deadline.holds(incarnation):
                 return False
-            time.sleep(RETRY_S)
+            time.sleep(REFUSED_RETRY_S if is_refused else RETRY_S)
 
     @contextmanager
     def _wire(self) -> Iterator[Wire]:

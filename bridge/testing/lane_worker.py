@@ -84,7 +84,11 @@ def worker_on_thread(app: Any, concurrency: int) -> Iterator[None]:
         _set_task_join_will_block(False)
         yield
     finally:
-        _end(worker, thread)
+        try:
+            _end(worker, thread)
+        finally:
+            # A pool sets it for the whole process. Else results could not be waited for after a worker that failed.
+            _set_task_join_will_block(False)
 
 
 def _end(worker: Any, thread: threading.Thread) -> None:

@@ -256,7 +256,11 @@ class ManualChanges:
         lane = self._lane
         here = [message.id for ticket in lane.tickets.values() for message in ticket.waiting]
         self._deleted_waiting = len(here) - self._pending.make_pending(self._term.master, here)
-        spilled = {ticket.id: ticket.spilled_from for ticket in lane.spilled if ticket.spilled_from is not None}
+        # Of a ticket that rests, the oldest one is known by its id alone.
+        fronts = [ticket.front_id for ticket in lane.tickets.values() if ticket.front_id and not ticket.run]
+        self._pending.make_pending(self._term.master, fronts)
+        # Not only those in `lane.spilled`: tickets that rest or are stranded have spilled messages, too.
+        spilled = {name: one.spilled_from for name, one in lane.tickets.items() if one.spilled_from is not None}
         if not spilled:
             return
         for _, ids in self._undone(spilled):

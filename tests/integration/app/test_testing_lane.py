@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery._state import task_join_will_block
 from celery.worker import state
 
 import bridge
@@ -140,6 +141,7 @@ def test_a_block_does_not_begin_when_its_worker_does_not_start(
     ):
         pytest.fail("the block ran without a worker")
     assert str(raised.value.__cause__) == why
+    assert not task_join_will_block(), "nobody could wait for a result in this process any more"
 
 
 def test_ctrl_c_ends_a_worker_that_is_not_ready(own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +157,4 @@ def test_ctrl_c_ends_a_worker_that_is_not_ready(own_server: EmbeddedServer, monk
     with pointed_at(app, own_server.url), pytest.raises(KeyboardInterrupt), worker_on_thread(app, concurrency=1):
         pytest.fail("the block ran without a worker")
     assert not [thread for thread in threading.enumerate() if thread.name == "bridge-worker"]
+    assert not task_join_will_block(), "nobody could wait for a result in this process any more"

@@ -190,6 +190,29 @@ def test_manual_changes_without_a_leader_are_repaired(lane: LaneUnderTest, deed:
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("why", ["rests", "is stranded"])
+def test_what_is_taken_from_a_ticket_without_messages_in_memory_is_pending_again(lane: LaneUnderTest, why: str) -> None:
+    # Given a ticket that waits for a backoff, or for a consumer that can run its task, and more messages of it
+    calm(lane).master("m1")
+    lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    task, payload = ("counter.asks_again", {"countdown": 8, "n": 0}) if why == "rests" else ("nobody.has.it", {"n": 0})
+    ids = [lane.push("A", payload, task)]
+    if why == "rests":
+        wait_until(lambda: lane.redis.zcard(lane.keys.retries) == 1, description="the retry")
+    ids += [lane.push("A", {"n": n}) for n in range(1, 4)]
+    wait_until(lambda: lane.in_flight("master") == ids, description="all to wait")
+    # When all are acknowledged by hand, then all are pending again
+    acknowledge_everything(lane)
+    wait_until(lambda: lane.in_flight("master") == ids, description="all to wait again")
+    if why == "rests":
+        lane.wait_done(4)
+        assert lane.log("A") == [0, 1, 2, 3]
+        lane.assert_at_rest()
+    else:
+        assert lane.redis.xlen(lane.keys.stream) == 4
+
+
 @pytest.mark.parametrize("ended", [0, 1], ids=["no message has ended", "one has, which is younger"])
 def test_manual_changes_without_a_leader_are_repaired_in_a_lane_that_is_as_young_as_its_messages(
     lane: LaneUnderTest, ended: int
