@@ -163,7 +163,7 @@ def test_a_worker_whose_registration_was_deleted_registers_again(lane: LaneUnder
         lane.redis.delete(lane.keys.consumers)
     # Then it comes back as another incarnation, and what ran comes again
     wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
-    assert ended(child)
+    wait_until(lambda: ended(child), description="the pool process to end")
     (lane.ledger / "gate").touch()
     lane.push("B", {"n": 0})
     lane.wait_done(2)
