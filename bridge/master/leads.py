@@ -90,6 +90,8 @@ class Leads:
         self._stop = threading.Event()
         self._poked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-leads", daemon=True)
+        #: Whether the last turn did not reach the server.
+        self._missed = False
         #: When the next of these is due (monotonic seconds).
         self._renew_at = 0.0
         self._ask_at = 0.0
@@ -150,11 +152,18 @@ class Leads:
     def _try_turn(self) -> float:
         """One turn. Returns how long to wait for the next one, in seconds. No error ends the thread."""
         try:
+            if self._missed:
+                # A turn may have nothing to ask for. It would look as if the server were back.
+                self._redis.ping()
             wait = self._turn()
+            self._missed = False
             self._outage.over()
             return wait
         except (RedisError, OSError) as exc:
             if is_outage(exc):
+                self._missed = True
+                # What had no answer is asked for again.
+                self._ask_at = 0.0
                 self._outage.met(exc)
                 for lane in self._lanes:
                     # The workers cannot renew their leases either: the next leader spares them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis
@@ -184,3 +184,22 @@ def test_a_place_among_the_masters_that_got_no_answer_is_asked_for_again(
         monkeypatch.undo()
         leads._attend(share)
         assert stands_aside_in(redis) == {"bills"}
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_the_server_is_not_back_because_nothing_was_asked_for(standing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log said that it was, and a tenth of a second later it was away again."""
+    said: list[str] = []
+    redis: Any = Redis(port=1, socket_connect_timeout=0.1)
+    leads = leads_of(redis, [lane_of("orders", leading=not standing)], shared=False)
+    leads._outage = cast("Any", SimpleNamespace(met=lambda _exc: said.append("away"), over=lambda: said.append("back")))
+    leads._layouts = cast("Any", SimpleNamespace(look=lambda: None, look_at=float("inf")))
+    if not standing:
+        # Its renewal is due later.
+        monkeypatch.setattr(leads, "_renew", lambda: None)
+        leads._missed = True
+    for lane in leads._lanes:
+        lane.outage = cast("Any", SimpleNamespace(noted=lambda: None))
+    for _ in range(3):
+        leads._try_turn()
+    assert said == ["away"] * 3
