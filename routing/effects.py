@@ -11,6 +11,7 @@ from redis import Redis
 
 from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import InLayout, in_layout
+from bridge.routing.membership import NO_LIFE
 from bridge.routing.return_codes import ReturnCode, code_of, text_of
 from bridge.routing.scripts import Argument, Script
 
@@ -66,7 +67,7 @@ def _arguments(
         for kind, check, arguments in effects:
             args += (kind, check, len(arguments))
             args += arguments
-    return (keys.tickets, keys.applied, keys.outcomes, keys.lease("none")), args
+    return (keys.tickets, keys.applied, keys.outcomes, keys.lease(NO_LIFE)), args
 
 
 def tell(

@@ -143,7 +143,7 @@ class Registry:
                 lane.in_layout,
                 incarnation.lease_ms,
                 self._profile(asked, lane, incarnation).text(incarnation.id, incarnation.started, incarnation.lease_ms),
-                (text, other.incarnation if (other := readable_or_none(text)) else NO_LIFE) if text else None,
+                _found(text),
             )
             for lane, text in zip(lanes, replies[::2], strict=True)
         ]
@@ -222,3 +222,11 @@ def _streams_of(lanes: Sequence[AppLane]) -> dict[str, list[str]]:
     for lane in lanes:
         found.setdefault(lane.version, []).append(lane.settings.stream)
     return found
+
+
+def _found(text: bytes | None) -> tuple[bytes, str] | None:
+    """A registration that is there, and its incarnation. One that cannot be read is replaced."""
+    if not text:
+        return None
+    other = readable_or_none(text)
+    return text, NO_LIFE if other is None else other.incarnation

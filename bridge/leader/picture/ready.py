@@ -28,7 +28,8 @@ ENOUGH_MESSAGES = 4000
 READY_PER_SLOT = 128
 #: How many tickets of priority 0 one of priority 1 goes before, at most; one of priority 9, nine times as many.
 PASSED_PER_PRIORITY = 1000
-#: Entries of backoffs that are over, from which on they are removed, beside as many as there are tickets that wait.
+#: The entries of tickets that do not wait any more are removed when there are this many more than those of tickets that
+#: did, when they were removed last.
 OUTDATED = 1000
 #: How many tickets pass the backlog in one step that came while fresh messages were not few.
 PASS_AT_ONCE = 16

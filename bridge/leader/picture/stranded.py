@@ -34,32 +34,30 @@ class Waiting:
         self.since_ms = since_ms
         #: The task's clock, in seconds.
         self.waited_s = waited_s
-        #: Ticket -> value of the clock when its message began to wait.
-        self.tickets: dict[Ticket, float] = {}
-        #: A ticket that was stranded again has more than one row. Only the one with its number in `_numbers` counts.
+        #: Ticket -> number of its row in `_oldest`. A ticket that was stranded again has older rows, too.
+        self.tickets: dict[Ticket, int] = {}
+        #: (value of the clock when the ticket's message began to wait, number, ticket), as a heap.
         self._oldest: list[tuple[float, int, Ticket]] = []
-        self._numbers: dict[Ticket, int] = {}
         self._sequence = 0
 
     def add(self, ticket: Ticket, began_s: float) -> None:
-        self.tickets[ticket] = began_s
         self._sequence += 1
-        self._numbers[ticket] = self._sequence
+        self.tickets[ticket] = self._sequence
         heapq.heappush(self._oldest, (began_s, self._sequence, ticket))
 
     def remove(self, ticket: Ticket) -> None:
         """The ticket does not wait any more."""
-        del self.tickets[ticket], self._numbers[ticket]
+        del self.tickets[ticket]
         if len(self._oldest) > 2 * len(self.tickets) + ROWS:
             # A ticket may be stranded and freed very often, as the trials of a breaker are.
-            self._oldest = [row for row in self._oldest if self._numbers.get(row[2]) == row[1]]
+            self._oldest = [row for row in self._oldest if self.tickets.get(row[2]) == row[1]]
             heapq.heapify(self._oldest)
 
     def longest(self) -> tuple[Ticket, float] | None:
         """The ticket that has waited longest, and for how many seconds."""
         while self._oldest:
             began_s, number, ticket = self._oldest[0]
-            if self._numbers.get(ticket) == number:
+            if self.tickets.get(ticket) == number:
                 return ticket, self.waited_s - began_s
             heapq.heappop(self._oldest)
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -97,24 +98,30 @@ class Deadline:
         self.incarnation, self.deadline_ns = incarnation, deadline_ns
 
 
-@given(ends=st.lists(ENDS, max_size=12), pauses=st.lists(st.integers(0, 7), min_size=13, max_size=13))
-def test_a_worker_whose_registration_was_not_answered_takes_it_and_waits_for_no_lease(
-    ends: list[str], pauses: list[int]
-) -> None:
-    world, deadline = World(list(ends)), Deadline()
+@contextmanager
+def lease_in(world: World, deadline: Deadline) -> Iterator[Lease]:
+    """The lease of a worker in ``world``."""
     with (
         patch.object(under_test, "client", lambda *_, **__: world),
         patch.object(under_test, "register", world.register),
         patch.object(under_test, "goodbye", world.goodbye),
         patch.object(under_test, "now_ns", lambda: world.now_ns),
     ):
-        lease = Lease(
+        yield Lease(
             *("redis://here", SETTINGS, "w1@h", PROFILE, cast("Any", deadline)),
             layout=cast("Any", None),
             held=list,
             changing_facts=lambda: FACTS,
             on_lost=lambda: pytest.fail("nothing was held"),
         )
+
+
+@given(ends=st.lists(ENDS, max_size=12), pauses=st.lists(st.integers(0, 7), min_size=13, max_size=13))
+def test_a_worker_whose_registration_was_not_answered_takes_it_and_waits_for_no_lease(
+    ends: list[str], pauses: list[int]
+) -> None:
+    world, deadline = World(list(ends)), Deadline()
+    with lease_in(world, deadline) as lease:
         # As `_come_back` does it, with outages between two tries
         while lease._register_again():
             world.now_ns += pauses.pop() * 10**9
@@ -128,18 +135,7 @@ def test_a_worker_whose_registration_was_not_answered_takes_it_and_waits_for_no_
 def test_a_registration_that_cannot_be_read_is_replaced(damaged: bytes) -> None:
     world, deadline = World([]), Deadline()
     world.registered = damaged
-    with (
-        patch.object(under_test, "client", lambda *_, **__: world),
-        patch.object(under_test, "register", world.register),
-        patch.object(under_test, "now_ns", lambda: world.now_ns),
-    ):
-        lease = Lease(
-            *("redis://here", SETTINGS, "w1@h", PROFILE, cast("Any", deadline)),
-            layout=cast("Any", None),
-            held=list,
-            changing_facts=lambda: FACTS,
-            on_lost=lambda: pytest.fail("nothing was held"),
-        )
+    with lease_in(world, deadline) as lease:
         assert lease._register_again() == 0
     assert read_registration(world.registered).incarnation == deadline.incarnation
 
@@ -149,18 +145,7 @@ def test_the_lease_of_another_worker_is_waited_for() -> None:
     world.registered = PROFILE.text("another", 2.5, 6000)
     world.leases["another"] = world.now_ns + 10**9
     stop: Any = SimpleNamespace(is_set=lambda: False, wait=lambda _s: world.leases.clear())
-    with (
-        patch.object(under_test, "client", lambda *_, **__: world),
-        patch.object(under_test, "register", world.register),
-        patch.object(under_test, "now_ns", lambda: world.now_ns),
-    ):
-        lease = Lease(
-            *("redis://here", SETTINGS, "w1@h", PROFILE, cast("Any", deadline)),
-            layout=cast("Any", None),
-            held=list,
-            changing_facts=lambda: FACTS,
-            on_lost=lambda: pytest.fail("nothing was held"),
-        )
+    with lease_in(world, deadline) as lease:
         lease._stop = stop
         lease._register()
     assert world.held
