@@ -122,10 +122,11 @@ class Ends:
     """Which messages ended after ``floor``, as far as the history was read.
 
     ``whole``: read the whole history; otherwise only rows from the time of ``floor`` on. A row may be older than its
-    message: a producer chose an id in the future, or the server's clock was set back between the two.
+    message: a producer chose an id in the future, or the server's clock was set back between the two. ``counted_to``:
+    the last entry whose rows are counted in `rows`.
     """
 
-    def __init__(self, term: Term, floor: str, *, whole: bool = False) -> None:
+    def __init__(self, term: Term, floor: str, *, whole: bool = False, counted_to: str = "") -> None:
         self._term = term
         self._after = id_key(floor)
         #: Messages after the floor that are done or dead.
@@ -136,8 +137,9 @@ class Ends:
         self.missing_to = (0, 0)
         #: Whether the oldest row is younger than ``floor``. Then all rows were read.
         self.begins_late = False
-        #: How many rows of each kind were read.
+        #: How many rows of each kind were read, up to ``counted_to``.
         self.rows: Counter[What] = Counter()
+        self._counted_to = id_key(counted_to) if counted_to else (0, 0)
         self.whole = whole
         self._start = "-" if whole else f"{self._after[0]}-0"
         self._position = self._after
@@ -153,9 +155,10 @@ class Ends:
             self.missing_to = begins
         for id_, fields in page:
             data = rows_in(fields)
+            is_counted = id_key(id_.decode()) <= self._counted_to
             # Somebody else's entry has no rows.
             for row in read_entry(id_, data) if data else ():
-                self.rows[row.what] += 1
+                self.rows[row.what] += is_counted
                 later = id_key(row.message_id) > self._after
                 if row.what in LAST:
                     self.replayed.pop(row.message_id, None)

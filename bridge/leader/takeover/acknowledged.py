@@ -20,8 +20,8 @@ After that, the leader notices by itself that an entry is missing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery.utils.log import get_logger
 
@@ -53,7 +53,7 @@ class Acknowledged:
         self._pending = pending
         self._read_to = read_to
         self._spared = spared
-        self._counts, self._since = _history_from(term, floor)
+        self._counted, self._since = _look_at_history(term, floor)
         #: The id after which the last slice begins, and the ended messages in it.
         self._slice_from = ""
         self._ended: set[str] = set()
@@ -70,13 +70,13 @@ class Acknowledged:
             if found and ends is None:
                 # Read the history once. A message that ends while the lane is read was in memory or in a record.
                 floor = id_before(id_key(found[0]))
-                ends = Ends(self._term, floor)
+                ends = Ends(self._term, floor, counted_to=self._counted.upto)
                 while ends.read_page():
                     yield since
                 self._complete(ends)
             if ends and not ends.whole and any(id_ not in ends.ended for id_ in found):
                 # The end is not in the part of the history that was read. Look in all of it.
-                ends = Ends(self._term, floor, whole=True)
+                ends = Ends(self._term, floor, whole=True, counted_to=self._counted.upto)
                 while ends.read_page():
                     yield since
                 self._complete(ends)
@@ -89,8 +89,9 @@ class Acknowledged:
 
     def _complete(self, ends: Ends) -> None:
         """Notes that no row is missing, if the history begins late and has a row for each end that was counted."""
+        counts = self._counted.counts
         if ends.begins_late and all(
-            sum(ends.rows[what] for what in whats) >= self._counts.get(name, 0) for name, whats in COUNTED.items()
+            sum(ends.rows[what] for what in whats) >= counts.get(name, 0) for name, whats in COUNTED.items()
         ):
             ends.missing_to = (0, 0)
 
@@ -126,19 +127,32 @@ class Acknowledged:
         self._steps.advance(batch)
 
 
-def _history_from(term: Term, floor: str) -> tuple[dict[str, int], str | None]:
-    """(what the lane has counted so far, the id from which on the history may be complete). That is ``floor``, or the
-    oldest row, if older ones were trimmed. None: there is no history.
+class _Counted(NamedTuple):
+    """What the lane had counted when the history ended with the entry ``upto``; "": it was empty."""
+
+    counts: Mapping[str, int]
+    upto: str
+
+
+def _look_at_history(term: Term, floor: str) -> tuple[_Counted, str | None]:
+    """What was counted, and the id from which on the history may be complete: ``floor``, or the oldest row, if older
+    ones were trimmed; None: there is no history. Rows that a later step writes do not count: they would make up for
+    missing ones.
     """
-    keys = term.keys
-    commands = (("HGETALL", keys.counts), ("XRANGE", keys.history, "-", "+", "COUNT", 1))
-    flat, oldest = term.wire.call_many(commands)
+    history = term.keys.history
+    commands = (
+        ("HGETALL", term.keys.counts),
+        ("XRANGE", history, "-", "+", "COUNT", 1),
+        ("XREVRANGE", history, "+", "-", "COUNT", 1),
+    )
+    flat, oldest, newest = term.wire.call_many(commands)
     counts = {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
     if not oldest:
         # Nothing has ended yet, or the history was off.
-        return counts, None if any(counts.get(name) for name in COUNTED) else floor
-    info = term.wire.call("XINFO", "STREAM", keys.history)
+        return _Counted(counts, ""), None if any(counts.get(name) for name in COUNTED) else floor
+    counted = _Counted(counts, newest[0][0].decode())
+    info = term.wire.call("XINFO", "STREAM", history)
     facts = dict(zip(info[::2], info[1::2], strict=True))
     # Servers before 7.0 do not tell.
     trimmed = facts.get(b"entries-added", facts[b"length"]) != facts[b"length"]
-    return counts, max(floor, oldest[0][0].decode(), key=id_key) if trimmed else floor
+    return counted, max(floor, oldest[0][0].decode(), key=id_key) if trimmed else floor
