@@ -22,7 +22,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from bridge.routing.address import normalised, sentinels_of, tls_objects
-from bridge.routing.connection import ELSEWHERE, SENTINEL_S, connecting, driver_info, error_code, no_primary
+from bridge.routing.connection import SENTINEL_S, driver_info, no_primary
+from bridge.routing.server_errors import ELSEWHERE, connecting, error_code
 
 #: Most connections of one client. When all are busy, a caller waits for a free one.
 CONNECTIONS = 10

@@ -14,7 +14,6 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from bridge.link.failures import translated
-from bridge.routing.connection import is_outage
 from bridge.routing.errors import (
     ConfigurationError,
     InputError,
@@ -24,6 +23,7 @@ from bridge.routing.errors import (
     TicketBridgeError,
     Unanswered,
 )
+from bridge.routing.server_errors import is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,10 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from redis.sentinel import MasterNotFoundError
 
-from bridge.routing.connection import UNAVAILABLE, client, error_code, is_forbidden, is_full, is_outage
+from bridge.routing.connection import client
 from bridge.routing.errors import ServerTooOld, ServerUnavailable, ServerUnfit
 from bridge.routing.server import unfit
+from bridge.routing.server_errors import UNAVAILABLE, error_code, is_forbidden, is_full, is_outage
 from bridge.settings.address import without_password
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import redis
 
 from bridge.link.connections import UNAVAILABLE, is_full, without_password
-from bridge.routing.connection import was_not_sent
 from bridge.routing.errors import ServerUnavailable, Unanswered
+from bridge.routing.server_errors import was_not_sent
 
 if TYPE_CHECKING:
     from bridge.settings.app import Settings

@@ -26,10 +26,10 @@ from bridge.producer.message_bytes import checked_key, payload_bytes, ticket_byt
 from bridge.producer.options import Past, checked_options
 from bridge.producer.parts import Part, Row, checked_messages, part_of, parts_of
 from bridge.routing import producing
-from bridge.routing.connection import connecting
 from bridge.routing.errors import ConfigurationError, PayloadError, ServerUnavailable
 from bridge.routing.layouts import claimed_layout, layout_of, lost_layout
 from bridge.routing.return_codes import text_of
+from bridge.routing.server_errors import connecting
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -18,7 +18,8 @@
 -- A full server refuses commands that need memory until the script has written. A deletion of nothing is such a write.
 -- Without it, a lane whose tasks have effects would stop on a full server: all done, and nothing acknowledged.
 redis.call('XDEL', KEYS[3], '0-0')
--- The outcomes are added last. If that were refused, the effects would be there without them. This adds nothing.
+-- The outcomes are added last. If the server refused that, the effects would be applied without their outcomes. So this
+-- asks first, with a command that adds nothing.
 redis.call('XADD', KEYS[4], 'NOMKSTREAM', '*', '', '')
 
 local codes, accepted = {}, {}

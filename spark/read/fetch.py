@@ -14,8 +14,8 @@ from typing import Self
 import pyarrow as pa
 import redis
 
-from bridge.routing.connection import PASSING
 from bridge.routing.errors import ServerUnavailable
+from bridge.routing.server_errors import PASSING
 from bridge.spark.wire.address import RedisConnection, connect, unavailable, without_secrets
 from bridge.spark.wire.entry_ids import EntryId
 from bridge.spark.wire.page import MalformedReply, Page, read_page

@@ -13,9 +13,10 @@ from typing import cast
 import redis
 from redis import Redis
 
-from bridge.routing.connection import client, is_full, is_outage
+from bridge.routing.connection import client
 from bridge.routing.errors import ServerUnavailable, TicketBridgeError
 from bridge.routing.pushes import LOADING, Answer
+from bridge.routing.server_errors import is_full, is_outage
 from bridge.spark.wire.address import ANSWER_TIMEOUT_S, RedisConnection, first_line, unavailable, without_secrets
 
 #: Errors of a login that waiting does not change.

@@ -13,9 +13,9 @@ from redis.exceptions import ResponseError
 
 from bridge.app.effect_arguments import COMMANDS
 from bridge.app.effects import Effects
-from bridge.routing.connection import is_forbidden
 from bridge.routing.effects import apply
 from bridge.routing.return_codes import ReturnCode
+from bridge.routing.server_errors import is_forbidden
 from bridge.stack.embedded import EmbeddedServer
 from tests.scripts.test_apply import INCARNATION, ON_WHAT_IS_THERE, WRITES, recorded, success
 from tests.scripts.world import World, changes

@@ -28,8 +28,8 @@ ENOUGH_MESSAGES = 4000
 READY_PER_SLOT = 128
 #: How many tickets of priority 0 one of priority 1 goes before, at most; one of priority 9, nine times as many.
 PASSED_PER_PRIORITY = 1000
-#: The entries of tickets that do not wait any more are removed when there are this many more than those of tickets that
-#: did, when they were removed last.
+#: The heap of backoffs is rebuilt, without the entries of tickets that do not wait any more, when it has twice as many
+#: entries as after the last time, and this many more.
 OUTDATED = 1000
 #: How many tickets pass the backlog in one step that came while fresh messages were not few.
 PASS_AT_ONCE = 16

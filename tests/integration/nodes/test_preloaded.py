@@ -205,10 +205,12 @@ def test_what_the_tests_start_is_forked(nodes: NodeYard) -> None:
 
 
 def test_a_fork_leads_its_process_group_when_it_is_there() -> None:
+    # It waits for the signal. A program that ends by itself would be there first on a busy machine.
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
     with Path(os.devnull).open("r+b") as nothing:
         for _ in range(20):
             streams = (nothing.fileno(),) * 3
-            process = preloaded.start(python_module("bridge"), cwd=ROOT, env=dict(os.environ), streams=streams)
+            process = preloaded.start(program, cwd=ROOT, env=dict(os.environ), streams=streams)
             os.killpg(process.pid, signal.SIGKILL)
             assert process.wait(30) == -signal.SIGKILL
 

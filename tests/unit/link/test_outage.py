@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 import bridge.link.outage
 from bridge.link.connections import Wire, client, error_code, is_full, is_outage
 from bridge.link.outage import CALM_S, Outage, OutageLog
-from bridge.routing.connection import PASSING, was_not_sent
+from bridge.routing.server_errors import PASSING, was_not_sent
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 

@@ -12,7 +12,7 @@ from redis.asyncio import Connection
 from redis.exceptions import ConnectionError as NoConnection
 
 from bridge.routing.async_connection import FairPool
-from bridge.routing.connection import was_not_sent
+from bridge.routing.server_errors import was_not_sent
 
 
 class Stub(Connection):

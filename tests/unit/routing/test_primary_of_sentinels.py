@@ -17,8 +17,8 @@ from celery import Celery
 import bridge
 from bridge.link.connections import Wire, check_server, client
 from bridge.routing.async_connection import async_client
-from bridge.routing.connection import was_not_sent
 from bridge.routing.errors import ServerUnavailable, Unanswered
+from bridge.routing.server_errors import was_not_sent
 from bridge.settings.address import address_of
 from bridge.stack.embedded import EmbeddedServer
 from bridge.stack.ports import HOST
