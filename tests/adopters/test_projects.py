@@ -30,6 +30,20 @@ def test_django_with_settings_in_its_namespace_and_pushes_on_commit(
     assert [project.log(order) for order in "AB"] == [[str(n) for n in range(10)]] * 2
 
 
+def test_django_credits_once_although_the_process_died_after_the_commit(
+    stand: MakeStand, frameworks: Environment, tmp_path: Path
+) -> None:
+    project = stand("django_shop", frameworks, stream="orders", DATABASE=str(tmp_path / "orders.sqlite3"))
+    project.run("manage.py", "migrate", "--run-syncdb", "--verbosity", "0")
+    project.start("proj")
+
+    project.run("manage.py", "credit")
+    project.wait_done(1)
+
+    assert project.count("retried") == 1, "the message did not run twice"
+    assert project.run("manage.py", "balance") == ["10"]
+
+
 def test_flask_whose_tasks_run_in_its_application_context(stand: MakeStand, frameworks: Environment) -> None:
     project = stand("flask_shop", frameworks)
     project.start("shop:celery_app")
