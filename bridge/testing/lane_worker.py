@@ -1,22 +1,24 @@
 """The worker of a lane in a test: on a thread of the test's process, and ended alone.
 
 Celery's own starter for tests ends its worker by a switch of the whole process, which ends the workers of other lanes
-as well.
+as well. It also makes the app the current one of the whole process, and replaces the handlers of its log. Here the app
+is the current one on the threads of its worker alone, and the log is the test's.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from celery._state import _set_task_join_will_block
-from celery.contrib.testing.worker import TestWorkController, setup_app_for_worker
+from celery.concurrency.thread import TaskPool
+from celery.contrib.testing.worker import TestWorkController
 from celery.exceptions import WorkerTerminate
 from celery.worker import state
 
@@ -41,6 +43,7 @@ class _Worker(TestWorkController):
         self.is_decided.set()
 
     def run(self) -> None:
+        self.app.set_current()
         try:
             self.start()
         finally:
@@ -52,21 +55,26 @@ class _Worker(TestWorkController):
         super().stop(in_sighandler, exitcode)
 
 
+class _Threads(TaskPool):
+    """Celery's pool of threads, on which tasks find the app as the current one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # No thread of the first executor has started.
+        self.executor = ThreadPoolExecutor(self.limit, initializer=self.app.set_current)
+
+
 @contextmanager
 def worker_on_thread(app: Any, concurrency: int) -> Iterator[None]:
     """A worker of ``app`` with ``concurrency`` threads, until the block ends. It is ready when the block begins.
 
     Raises `RuntimeError` when it ends before it is ready; the cause is its own error.
     """
-    # Celery asks for the level of its own log.
-    level = logging.getLogger().getEffectiveLevel() or logging.WARNING
-    setup_app_for_worker(app, level, None)
+    app.finalize()
     worker = _Worker(
         app=app,
-        pool="threads",
+        pool=_Threads,
         concurrency=concurrency,
-        loglevel=level,
-        logfile=None,
         hostname=f"test-{uuid.uuid4().hex[:8]}@localhost",
         # The worker's own.
         ready_callback=None,

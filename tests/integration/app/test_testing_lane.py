@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state, current_app, shared_task
 from celery._state import task_join_will_block
 from celery.worker import state
 
@@ -73,6 +74,38 @@ def test_lanes_of_two_tests_do_not_meet_and_nothing_of_them_stays() -> None:
     assert app.conf.broker_url == "redis://nowhere:1/0"
     left = {thread for thread in set(threading.enumerate()) - before if not thread.daemon}
     assert left == set()
+
+
+def test_lanes_of_two_apps_leave_the_apps_and_the_log_of_the_process_alone(
+    bridge_lane: Callable[..., Lane], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Shared tasks are of every app that is made after them: their functions are forgotten with the test.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    log = logging.getLogger("shop.lane")
+    apps = {name: bridge.install(Celery(name, broker="redis://nowhere:1/0", set_as_current=False)) for name in "ab"}
+    for name, app in apps.items():
+        app.conf.bridge_stream = "orders"
+        app.conf.bridge_subscriptions = {name: {"task": "shop.says"}}
+
+    @shared_task(bind=True, name="shop.says")
+    def says(self: bridge.TicketTask, ticket_id: str, payload: Any) -> None:
+        log.warning("%s in the task of %s", current_app.main, self.app.main)
+
+    apps["a"].set_current()
+    assert current_app.main == "a"
+    before = (_state.default_app, logging.getLogger().level, logging.getLogger().handlers[:])
+    first = bridge_lane(apps["a"])
+    second = bridge_lane(apps["b"], url=first.url)
+    message_id = says.push("T", 1)
+    first.wait()
+    second.wait()
+
+    assert message_id, "the app of the shared task was replaced"
+    assert current_app.main == "a"
+    assert (_state.default_app, logging.getLogger().level, logging.getLogger().handlers) == before
+    said = [record.getMessage() for record in caplog.records if record.name == log.name]
+    assert sorted(said) == ["a in the task of a", "b in the task of b"]
 
 
 def test_messages_that_do_not_end_are_named(bridge_lane: Callable[..., Lane]) -> None:
