@@ -59,7 +59,8 @@ def audit(
     """Audits the lane of ``keys`` once. ``redis``: a client without ``decode_responses``. Raises redis errors.
 
     ``since``: the lane's first entry; all entries from it on must be in the history ("0": all of the stream). None: the
-    oldest message that the history names. ``ticket``: report only findings of this ticket. ``wants``: which messages
+    oldest message that the history names. ``ticket``: report findings of this ticket, and those whose ticket is
+    not known. ``wants``: which messages
     the lane must not have left out (`bridge.audit.wanted`); None: that is not checked.
     """
     return Audit(redis, keys, clock_skew_ms=clock_skew_ms, since=since, ticket=ticket, wants=wants).run()
@@ -164,7 +165,7 @@ class Audit:
             self._rows_missing(self._history.missing_until_ms)
         for id_ in self._history.unreadable:
             text = f"entry {id_} of the history cannot be read: nothing is proven about its rows"
-            self.auditor.report(Check.DISAGREEING, self._only or "", "", text)
+            self.auditor.report(Check.DISAGREEING, "", "", text)
         self._history.unreadable.clear()
         if not steps:
             return False
@@ -236,28 +237,28 @@ class Audit:
             if id_ not in touched and auditor.is_undone(id_):
                 self._reported.add(id_)
                 auditor.lost(id_, "; the record of its ticket says that it is in flight" if id_ in named else "")
-        for id_ in surplus:
+        for id_, ticket in surplus.items():
             if id_ in touched:
                 continue
             self._reported.add(id_)
             if id_ in pending:
-                auditor.still_pending(id_)
+                auditor.still_pending(id_, ticket)
             else:
                 text = "it has its last row, and the record of its ticket still names it"
                 auditor.report(Check.DISAGREEING, named[id_], id_, text)
         self._report_letters(orphans)
         return bool(touched)
 
-    def _finished_but_here(self, ids: set[str]) -> list[str]:
-        """The ``ids`` (pending, or in a record) that have their last row in the history."""
+    def _finished_but_here(self, ids: set[str]) -> dict[str, str]:
+        """Those of ``ids`` (pending, or in a record) that have their last row in the history -> ticket of the entry."""
         found = []
         for id_ in ids:
             key = id_key(id_)
             if not self.auditor.is_undone(id_) and self.auditor.covers(key) and key <= self._stream.to:
                 found.append(id_)
         # An entry that was deleted from the stream may have no row yet.
-        here = pages.present(self._redis, self._keys.stream, found)
-        return [id_ for id_ in found if id_ in here and id_ not in self._reported]
+        here = pages.tickets_of(self._redis, self._keys.stream, found)
+        return {id_: ticket for id_, ticket in here.items() if id_ not in self._reported}
 
     def _has_no_row(self, letter_id: str, message_id: str) -> bool:
         """Whether the history should have a row for a dead letter, and has none."""
@@ -268,14 +269,15 @@ class Audit:
 
     def _report_letters(self, orphans: list[tuple[str, str]]) -> None:
         # A letter that was replayed or dropped since then is not reported.
-        here = pages.present(self._redis, self._keys.dead, [letter_id for letter_id, _ in orphans])
+        letter_ids = [letter_id for letter_id, _ in orphans]
+        here = pages.tickets_of(self._redis, self._keys.dead, letter_ids, pages.ticket_of_letter)
         for letter_id, message_id in orphans:
             if letter_id not in here:
                 self._letters.letters.pop(letter_id)
             elif self._has_no_row(letter_id, message_id):
                 self._reported.add(letter_id)
                 text = f"it has a dead letter ({letter_id}), and the history has no row of its death"
-                self.auditor.report(Check.DISAGREEING, self.auditor.ticket_of(message_id), message_id, text)
+                self.auditor.report(Check.DISAGREEING, here[letter_id], message_id, text)
 
     # -- parts ---------------------------------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ class Auditor:
        the step names; then `step` with its rows.
     3. `at_rest` with the pending messages, when the lane is at rest.
 
-    ``since``: older entries do not belong to the lane. ``only``: report findings of this ticket only. ``on_finding``:
-    called with each finding, also with those that are not kept.
+    ``since``: older entries do not belong to the lane. ``only``: report findings of this ticket, and those whose
+    ticket is not known. ``on_finding``: called with each finding, also with those that are not kept.
     """
 
     def __init__(
@@ -222,9 +222,9 @@ class Auditor:
             text = "it had been delivered, is not done or dead, and is not pending"
         self.report(Check.LOST, self.ticket_of(id_), id_, text + more)
 
-    def still_pending(self, id_: str) -> None:
-        """Reports a pending message that has its last row."""
-        self.report(Check.DISAGREEING, "", id_, "it has its last row, and is still pending")
+    def still_pending(self, id_: str, ticket: str = "") -> None:
+        """Reports a pending message that has its last row. Its ticket is not kept here any more."""
+        self.report(Check.DISAGREEING, ticket, id_, "it has its last row, and is still pending")
 
     def report(self, check: Check, ticket: str, id_: str, text: str) -> None:
         """Reports a finding."""

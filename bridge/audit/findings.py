@@ -12,8 +12,8 @@ EXAMPLES = 5
 
 
 class Findings:
-    """The violations of one history. ``only``: findings of this ticket only. ``on_finding``: called with each finding,
-    also with those that are not kept.
+    """The violations of one history. ``only``: findings of this ticket, and those whose ticket is not known.
+    ``on_finding``: called with each finding, also with those that are not kept.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Findings:
         self.examples: list[Finding] = []
 
     def report(self, check: Check, ticket: str, id_: str, text: str) -> None:
-        """Adds a finding."""
-        if not self.are_about(ticket):
+        """Adds a finding. ``ticket``: '' where it is not known."""
+        if ticket and not self.are_about(ticket):
             return
         finding = Finding(check, ticket, id_, text)
         self.counts[check] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -146,16 +146,29 @@ class StreamPages:
                 self._start = f"({end}"
 
 
-def present(redis: Redis, stream: str, ids: list[str]) -> set[str]:
-    """The ``ids`` whose entries are in ``stream``."""
-    found: set[str] = set()
+def ticket_of_entry(fields: Any) -> str:
+    """The ticket of an entry of the stream; '' where none can be read."""
+    return _ticket(fields) or ""
+
+
+def ticket_of_letter(fields: Any) -> str:
+    """The ticket of a dead letter; '' where none can be read."""
+    return read_letter(b"", fields).ticket_id or ""
+
+
+def tickets_of(
+    redis: Redis, stream: str, ids: list[str], ticket: Callable[[Any], str] = ticket_of_entry
+) -> dict[str, str]:
+    """Those of ``ids`` whose entries are in ``stream`` -> what ``ticket`` reads in the fields of the entry."""
+    found: dict[str, str] = {}
     for start in range(0, len(ids), PENDING_PAGE):
         part = ids[start : start + PENDING_PAGE]
         with redis.pipeline(transaction=False) as pipe:
             with_raw_replies(pipe)
             for id_ in part:
                 pipe.execute_command("XRANGE", stream, id_, id_)
-            found.update(id_ for id_, entries in zip(part, pipe.execute(), strict=True) if entries)
+            replies = zip(part, pipe.execute(), strict=True)
+            found.update({id_: ticket(entries[0][1]) for id_, entries in replies if entries})
     return found
 
 

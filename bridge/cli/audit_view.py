@@ -181,11 +181,11 @@ def _print(result: AuditVerdict, ticket: str | None) -> None:
         click.echo(_line(finding))
     if result.violations > len(result.examples):
         click.echo(f"… {len(result.examples):,} of {count(result.violations, 'violation')} shown")
-    of = "" if ticket is None else f" of ticket {one_line(ticket, 100)}"
     if result.clean:
+        of = "" if ticket is None else f" of ticket {one_line(ticket, 100)}"
         click.echo(f"nothing{of} was lost, reordered, overlapped, or repeated without a cause")
     else:
-        click.echo(f"FOUND {count(result.violations, 'violation')}{of}")
+        click.echo(f"FOUND {count(result.violations, 'violation')}")
 
 
 #: Rows after which a message is delivered again.

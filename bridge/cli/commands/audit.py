@@ -30,7 +30,10 @@ RETRY_S = 1.0
 @click.command()
 @click.option("--follow", "-f", is_flag=True, help="Go on with new rows until Ctrl-C, then print the result.")
 @click.option(
-    "--ticket", type=TICKET_ID, metavar="ID", help="Show this ticket's life, row by row; only its violations count."
+    "--ticket",
+    type=TICKET_ID,
+    metavar="ID",
+    help="Show this ticket's life, row by row; violations of other tickets do not count.",
 )
 @click.option(
     "--clock-skew",

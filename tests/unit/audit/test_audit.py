@@ -132,6 +132,8 @@ def test_a_done_message_that_is_still_pending_is_found(redis: Redis) -> None:
     verdict = audit(redis, written.keys)
 
     assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.DISAGREEING, lane.entries[0][0])]
+    assert [found.ticket for found in audit(redis, written.keys, ticket="T0").examples] == ["T0"]
+    assert audit(redis, written.keys, ticket="elsewhere").clean, "of another ticket"
 
 
 def test_a_record_that_still_names_a_done_message_is_found(redis: Redis) -> None:
@@ -146,15 +148,27 @@ def test_a_record_that_still_names_a_done_message_is_found(redis: Redis) -> None
     assert [(f.check, f.ticket, f.message_id) for f in verdict.examples] == [(Check.DISAGREEING, "T0", done)]
 
 
-def test_a_dead_letter_without_a_row_is_found(redis: Redis) -> None:
+@pytest.mark.parametrize(
+    ("fields", "ticket"),
+    [
+        ({"ticket_id": "T42"}, "T42"),
+        ({"field:ticket_id": "T42"}, "T42"),
+        # Its ticket cannot be known, so it may be of any.
+        ({}, ""),
+    ],
+)
+def test_a_dead_letter_without_a_row_is_found(redis: Redis, fields: dict[Any, Any], ticket: str) -> None:
     lane = TrueLane().play(EVENTFUL).finish()
     written = WrittenLane(redis, lane)
     written.finish()
-    redis.xadd(written.keys.dead, {"message_id": lane.entries[1][0]})
+    message_id = lane.entries[1][0]
+    redis.xadd(written.keys.dead, {"message_id": message_id, **fields})
 
-    verdict = audit(redis, written.keys)
-
-    assert [(found.check, found.message_id) for found in verdict.examples] == [(Check.DISAGREEING, lane.entries[1][0])]
+    for only in (None, "T42"):
+        verdict = audit(redis, written.keys, ticket=only)
+        found = [(found.check, found.ticket, found.message_id) for found in verdict.examples]
+        assert found == [(Check.DISAGREEING, ticket, message_id)]
+    assert audit(redis, written.keys, ticket="elsewhere").clean == bool(ticket)
 
 
 def test_a_dead_letter_that_was_dropped_is_not_missed(redis: Redis) -> None:
