@@ -148,6 +148,12 @@ class Settings(BaseModel):
         """The streams that the app's stream follows, oldest first."""
         return tuple(version.stream for version in self.follows)
 
+    @property
+    def default_task(self) -> str | None:
+        """The task of messages that name none: the first of its lanes that has one. None: none of them has."""
+        lanes = self.subscriptions.values() or (self.lane,)
+        return next((lane.default_task for lane in lanes if lane.default_task is not None), None)
+
     @field_validator("follows", mode="before")
     @classmethod
     def _older_versions(cls, value: object) -> object:

@@ -93,15 +93,13 @@ def push(
     lane = app.bridge.settings.lane
     load_tasks(app)
     tasks = frozenset(name for name in ticket_tasks(app) if belongs(app, app.tasks[name]))
-    lanes = app.bridge.settings.subscriptions.values() or (lane,)
-    default = next((one.default_task for one in lanes if one.default_task is not None), None)
     if task is not None and task not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
         what = "it belongs to no subscription" if task in ticket_tasks(app) else "there is no such task"
         raise ConfigurationError(f"--task {task}: {what}; this app's tasks: {known}")
     handling = {"max_attempts": max_attempts, "timeout": timeout, "expires": expires, "priority": priority}
     options = _options(delay, eta, hold, handling)
-    rules = Rules(key, task, default, tasks, lane.max_payload, delimiter, options)
+    rules = Rules(key, task, app.bridge.settings.default_task, tasks, lane.max_payload, delimiter, options)
 
     # Connects before the check, which may take long.
     client = None if dry_run else reach(app)

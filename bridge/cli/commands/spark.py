@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 URL_VARIABLE = "TICKET_BRIDGE_URL"
 #: What names a subscription.
 OPTIONS = ("-s", "--subscription")
+#: What names the task of the rows that are pushed.
+TASKS = ("--task", "--task-column")
 #: The folder of the jobs, in this package. A user's own folder ``spark`` is not used.
 JOBS = (Path(bridge.__file__).parent / "spark").resolve()
 
@@ -109,9 +111,11 @@ def start(target: Target, job: Job, arguments: Sequence[str]) -> None:
         target.subscription, arguments = take_subscription(arguments)
     if needs_app(job, target.subscription, arguments, env):
         settings = _settings(target, job)
-        is_elsewhere = any(map(_is_elsewhere, arguments))
+        is_here = job.name == "push" and not any(map(_is_elsewhere, arguments))
+        if is_here and settings.default_task is None and not any(_has_option(option, arguments) for option in TASKS):
+            raise ConfigurationError("no row names a task: add --task or --task-column, or set bridge_default_task")
         arguments, env = of_the_lane(job, settings, arguments, env)
-        if job.name == "push" and settings.partitions > 1 and not is_elsewhere:
+        if is_here and settings.partitions > 1:
             _store_layout(settings, env[URL_VARIABLE])
     command = program(job, arguments)
     sys.stdout.flush()

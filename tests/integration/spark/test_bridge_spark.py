@@ -191,6 +191,32 @@ def test_a_push_stores_the_layout_where_the_environment_says_that_the_server_is(
         assert "127.0.0.1:1" in away.stderr
 
 
+def test_a_push_whose_rows_would_name_no_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stream that is split is left alone, too: nobody connects to the server.
+    with command_line(tmp_path, monkeypatch, URL, bridge_default_task=None, bridge_partitions=4) as shell:
+        commands = Commands(shell, monkeypatch)
+        line = commands.refused("push", "log.csv")
+        assert line == "Error: no row names a task: add --task or --task-column, or set bridge_default_task\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--task", "shop.update"], ["--task=shop.update"], ["--task-column", "what"], ["--task-column=what"],
+        ["--stream", "of another app"], ["--url", "redis://elsewhere"], ["--help"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_push_that_names_tasks_needs_no_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    with command_line(tmp_path, monkeypatch, URL, bridge_default_task=None) as shell:
+        commands = Commands(shell, monkeypatch)
+        assert commands.become("push", "log.csv", *given).arguments[-len(given) :] == given
+        # A replay has the task of each message.
+        commands.become("replay", "archive")
+
+
 def test_options_of_the_user_win_over_the_app(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["f", "--stream=mine", "--max-payload", "9", "--url", "redis://else"]
     became = commands.become("push", *arguments)
