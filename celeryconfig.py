@@ -2,11 +2,13 @@
 
 import os
 
+# A variable that is empty is not set: a compose file passes variables on so.
+
 # ---- Celery ----------------------------------------------------------------------------------------------------------
 
 # The Redis that holds the stream is Celery's broker too. A variable, so that every process of a stack, here and in
 # docker-compose.yml, is pointed at the same server from outside.
-broker_url = os.environ.get("BRIDGE_BROKER_URL", "redis://localhost:6379/0")
+broker_url = os.environ.get("BRIDGE_BROKER_URL") or "redis://localhost:6379/0"
 
 # The same server. Only tasks that do not say `ignore_result=True` write there.
 result_backend = broker_url
@@ -17,7 +19,7 @@ imports: tuple[str, ...] = ("tasks.incidents",)
 
 # So that Flower shows each task, the messages of bundles too, also those that ran before it was started. Three events
 # for each message cost a worker about as much as a small task does: BRIDGE_TASK_EVENTS=0 turns them off.
-worker_send_task_events = os.environ.get("BRIDGE_TASK_EVENTS", "1") != "0"
+worker_send_task_events = os.environ.get("BRIDGE_TASK_EVENTS") != "0"
 
 # The default (None) warns at every start that Celery 6 will not retry by itself. A worker that starts before its server
 # is to wait for it.
@@ -36,13 +38,13 @@ bridge_default_task = "tasks.incidents.record_event"
 _subscriptions: dict[str, dict[str, object]] = {"concurrency_stream_group": {"task": bridge_default_task}}
 
 # A second subscription, which keeps an audit trail of the incidents.
-if os.environ.get("BRIDGE_AUDIT_TRAIL", "0") != "0":
+if (os.environ.get("BRIDGE_AUDIT_TRAIL") or "0") != "0":
     imports = (*imports, "tasks.trail")
     # Its task is the cheaper one. With shorter bundles the other subscription has more turns in a worker.
     _subscriptions["audit_trail"] = {"task": "tasks.trail.note_event", "bundle_ms": 2.0}
 
 # One more, for the urgent events alone. A program in Node handles them over HTTP, so Celery workers serve the others.
-if os.environ.get("BRIDGE_NOTICES", "0") != "0":
+if (os.environ.get("BRIDGE_NOTICES") or "0") != "0":
     imports = (*imports, "tasks.notices")
     bridge_serve = list(_subscriptions)
     _subscriptions["notices"] = {"task": "tasks.notices.notify", "filter": {"priority": ["1 - Critical", "2 - High"]}}
@@ -56,11 +58,11 @@ bridge_backoff = {"base": 0.5, "factor": 2.0, "limit": 30.0, "jitter": 0.5}
 
 # Length of a worker's lease, in seconds. Its tickets move after the lease is over. The default unless a stack says
 # otherwise, as `bridge demo --lease 2` does; masters and workers must have the same.
-if "BRIDGE_LEASE" in os.environ:
-    bridge_lease = float(os.environ["BRIDGE_LEASE"])
+if _lease := os.environ.get("BRIDGE_LEASE"):
+    bridge_lease = float(_lease)
 
 # A file that the loop of a master and of a worker touches as it turns, for a container's health check to look at.
-bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
+bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE") or None
 
 # The other settings of the bridge are at their defaults:
 #
@@ -71,6 +73,8 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_master = "master"                the group's consumer under whose name messages wait
 # bridge_app = None                       the name under which the app takes part; None: its own, Celery("name"). A lane
 #                                         belongs to one app: another name stops at start
+# bridge_follows = []                     older versions of the stream, oldest first; see docs/howto/change-messages.md
+# bridge_filter = None                    which messages the group wants, by their fields; None: all
 # bridge_policy = "least_loaded"          who gets a ticket that nobody has: or "rendezvous", "round_robin", "random"
 # bridge_lease = 6.0                      seconds; see above
 # bridge_leader_lease = 5.0               length of the leader lease, in seconds; a standby takes over when it is over
@@ -88,6 +92,8 @@ bridge_health_file = os.environ.get("BRIDGE_HEALTH_FILE")
 # bridge_unknown_after = 600.0            seconds that a message waits for a consumer that has its task, when none has
 #                                         had it so far; then it is a dead letter
 # bridge_max_payload = 1048576            bytes of JSON; what is larger goes to the dead letters at once
+# bridge_max_state = 1048576              bytes of the state of one ticket
+# bridge_state_ttl = None                 seconds after its last change after which a state is deleted; None: it is kept
 # bridge_bundle_ms = 10.0                 how long a bundle of short tasks lasts, in ms; 0 turns bundles off
 # bridge_window = 50000                   messages that the leader keeps in memory; the rest waits in Redis
 # bridge_window_bytes = 134217728         and the bytes of these; half may be in flight: see docs/explanation/memory.md

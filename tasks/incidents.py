@@ -20,7 +20,7 @@ from tasks import app
 State = dict[str, str]
 
 #: Seconds until the first of two follow-ups of an incident; 0: none has any.
-FIRST_DUE_S = float(os.environ.get(FOLLOW_UP_S, "0"))
+FIRST_DUE_S = float(os.environ.get(FOLLOW_UP_S) or "0")
 
 #: In these states an incident is over. A change from one of them to any other state is a reopening.
 DONE_STATES = ("Resolved", "Closed")

@@ -115,9 +115,10 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
 
     target: Target = ctx.obj
     shown = console(err=as_json)
-    # The app is loaded after it. A value that the user has set holds.
-    os.environ.setdefault(TRAIL_VARIABLE, "1")
-    no_node = why_not() if os.environ.setdefault(NOTICES_VARIABLE, "1") != "0" else None
+    # The app is loaded after it. A value that the user has set holds; an empty one is none.
+    for variable in (TRAIL_VARIABLE, NOTICES_VARIABLE):
+        os.environ[variable] = os.environ.get(variable) or "1"
+    no_node = why_not() if os.environ[NOTICES_VARIABLE] != "0" else None
     if no_node is not None:
         os.environ[NOTICES_VARIABLE] = "0"
     plan = plan_of(target, "demo", options)
