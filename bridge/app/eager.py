@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import secrets
 import threading
 import time
 from collections import deque
@@ -167,9 +168,10 @@ class Eager:
 
     def next_id(self) -> str:
         """The next message id."""
-        # In the form of stream ids: milliseconds since 1970, and a number.
+        # In the form of stream ids: milliseconds since 1970, and a number. That is drawn, and by the system, because
+        # tests seed Python's generator: processes whose tests run in parallel may keep ids in one database.
         self._last = max(self._last + 1, time.time_ns() // 1_000_000)
-        return f"{self._last}-0"
+        return f"{self._last}-{secrets.randbits(48)}"
 
     def _drain(self) -> None:
         first: BaseException | None = None

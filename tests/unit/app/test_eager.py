@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import bridge
 from bridge.routing.errors import ConfigurationError, KeyUsed, PayloadError, ServerUnavailable
+from bridge.routing.ids import id_key
 from bridge.testing import Handled, LostAttempt, handle, recorded
 
 #: What the tasks were called with, in order.
@@ -204,6 +205,17 @@ def test_another_call_before_the_body_does_not_take_the_messages_ticket(
 
 def audited(self: Any, ticket_id: str, payload: Any) -> None:
     """A task that a receiver calls."""
+
+
+def test_no_two_processes_give_out_one_id() -> None:
+    """Tests that run in parallel may share a database that keeps the ids of messages, as the inbox does."""
+    ids = [
+        # An app stands for a process. Ids run ahead of the clock: there are several in each millisecond.
+        declare(eager_app(), save).push_many([("T", {"n": n}) for n in range(500)])
+        for _process in range(4)
+    ]
+    assert all(sorted(own, key=id_key) == own for own in ids)
+    assert len({id_ for own in ids for id_ in own}) == 2000
 
 
 def test_messages_that_a_task_pushes_are_handled_after_it(app: Any) -> None:
