@@ -114,8 +114,11 @@ class Inbox:
     def forget(self, connection: Executes, before: datetime) -> int:
         """Deletes the ids that were stored before a time, and returns how many.
 
-        What is deleted must be settled: no message that old may still be undone, dead or replayed.
+        What is deleted must be settled: no message that old may still be undone, dead or replayed. Raises
+        `ConfigurationError` for a time without a time zone: PostgreSQL would take it for one of its session's zone.
         """
+        if before.tzinfo is None:
+            raise ConfigurationError(f"Inbox.forget needs a time with a time zone, not {before!r}: datetime.now(UTC)")
         return int(connection.execute(delete(self._inbox).where(self._inbox.c.at < before)).rowcount)
 
 

@@ -307,6 +307,13 @@ def test_old_ids_can_be_forgotten_and_fences_stay(engine: Engine) -> None:
         add(engine, message("2-0", 9), 2)
 
 
+def test_a_time_without_a_time_zone_forgets_nothing(engine: Engine) -> None:
+    add(engine, message("1-0", 10), 1)
+    with engine.begin() as connection, pytest.raises(ConfigurationError, match="time zone"):
+        sql.Inbox().forget(connection, datetime.now() + timedelta(days=1))  # noqa: DTZ005 - that is refused
+    assert not add(engine, message("1-0", 11), 1)
+
+
 def test_the_tables_are_the_users_to_name_and_to_migrate(engine: Engine) -> None:
     metadata = MetaData()
     inbox = sql.Inbox(prefix="shop_", schema="own", metadata=metadata)
