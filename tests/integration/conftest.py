@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.node import WORKER_ARGUMENTS, NodeYard
 from bridge.testing.nodes.plugin import in_containers
 from bridge.testing.nodes.setup import BridgeSetup
 from bridge.testing.nodes.yard import ProcessYard
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 @pytest.fixture
 def bridge_workers() -> Sequence[str]:
     return ()
+
+
+@pytest.fixture
+def bridge_worker_arguments() -> Sequence[str]:
+    """With Celery's mingle and gossip, as in most installations."""
+    return WORKER_ARGUMENTS
 
 
 @pytest.fixture

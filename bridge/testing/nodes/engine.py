@@ -14,7 +14,15 @@ from typing import Any
 
 from pytest_celery import CeleryWorkerContainer
 
-from bridge.testing.nodes.node import RUNNING, MasterNode, Node, NodeYard, WorkerNode, broker_environment
+from bridge.testing.nodes.node import (
+    RUNNING,
+    WORKER_ARGUMENTS,
+    MasterNode,
+    Node,
+    NodeYard,
+    WorkerNode,
+    broker_environment,
+)
 from bridge.testing.waiting import DEFAULT_TIMEOUT_S, WaitTimeout, wait_until
 
 #: Where the project is in a container.
@@ -132,10 +140,11 @@ class EngineYard(NodeYard):
         home: Path,
         shared: Sequence[Path] = (),
         app: str | None = None,
+        worker_arguments: Sequence[str] = WORKER_ARGUMENTS,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """``client``: of docker-py. ``shared``: folders that nodes see, and may write, at the test's own paths."""
-        super().__init__(broker_url, app=app, env=env)
+        super().__init__(broker_url, app=app, worker_arguments=worker_arguments, env=env)
         self._client = client
         self._made_with = {
             "image": image,
@@ -153,7 +162,7 @@ class EngineYard(NodeYard):
         name: str,
         *,
         app: str | None = None,
-        arguments: Sequence[str] = ("--concurrency=2",),
+        arguments: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         wait: bool = True,
@@ -168,7 +177,7 @@ class EngineYard(NodeYard):
             "-n",
             f"{name}@%h",
             "--loglevel=INFO",
-            *arguments,
+            *(self.worker_arguments if arguments is None else arguments),
         ]
         node = EngineWorker(name, command, self._container(command, env, cwd), None)
         return self.add(node, wait=wait, start=start)

@@ -235,15 +235,28 @@ class MasterNode(Node):
 
 AnyNode = TypeVar("AnyNode", bound=Node)
 
+#: The rest of a worker's command line, where nobody says another.
+WORKER_ARGUMENTS = ("--concurrency=2",)
+
 
 class NodeYard(ABC):
     """Starts the nodes of one test against one broker, and keeps a list of them, so that all are ended."""
 
-    def __init__(self, broker_url: str, *, app: str | None = None, env: Mapping[str, str] | None = None) -> None:
-        """``app``: of nodes that are made without one; ``env``: for workers and masters, beside their own."""
+    def __init__(
+        self,
+        broker_url: str,
+        *,
+        app: str | None = None,
+        worker_arguments: Sequence[str] = WORKER_ARGUMENTS,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """``app``, ``worker_arguments``: of nodes that are made without; ``env``: for workers and masters, beside their
+        own.
+        """
         #: The broker as nodes reach it.
         self.broker_url = broker_url
         self._app = app
+        self.worker_arguments = worker_arguments
         self._env = dict(env or {})
         self.nodes: list[Node] = []
 
@@ -253,7 +266,7 @@ class NodeYard(ABC):
         name: str,
         *,
         app: str | None = None,
-        arguments: Sequence[str] = ("--concurrency=2",),
+        arguments: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         wait: bool = True,

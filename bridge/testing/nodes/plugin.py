@@ -184,6 +184,7 @@ def bridge_nodes(
     bridge_broker_url: str,
     bridge_app: str | None,
     bridge_home: Path,
+    bridge_worker_arguments: Sequence[str],
     bridge_node_env: Mapping[str, str],
     tmp_path: Path,
 ) -> Iterator[NodeYard]:
@@ -198,11 +199,19 @@ def bridge_nodes(
             home=bridge_home,
             shared=[tmp_path],
             app=bridge_app,
+            worker_arguments=bridge_worker_arguments,
             env=bridge_node_env,
         )
     else:
         read_by_apps(*bridge_node_env)
-        nodes = ProcessYard(tmp_path, bridge_broker_url, home=bridge_home, app=bridge_app, env=bridge_node_env)
+        nodes = ProcessYard(
+            tmp_path,
+            bridge_broker_url,
+            home=bridge_home,
+            app=bridge_app,
+            worker_arguments=bridge_worker_arguments,
+            env=bridge_node_env,
+        )
     yield nodes
     nodes.close()
 
@@ -214,7 +223,6 @@ def celery_worker_cluster(
     bridge_nodes: NodeYard,
     bridge_app: str | None,
     bridge_workers: Sequence[str],
-    bridge_worker_arguments: Sequence[str],
 ) -> CeleryWorkerCluster | None:
     """The workers that the test asks for by name, started; `celery_setup` waits until they are ready."""
     if not bridge_workers:
@@ -227,7 +235,6 @@ def celery_worker_cluster(
         bridge_nodes.worker(
             name,
             app=bridge_app or "app",
-            arguments=bridge_worker_arguments,
             cwd=folder,
             wait=False,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from bridge.testing.nodes.node import MasterNode, WorkerNode, broker_environment
+from bridge.testing.nodes.node import WORKER_ARGUMENTS, MasterNode, WorkerNode, broker_environment
 from bridge.testing.nodes.process import HOME, ProcessNode, python_module
 from bridge.testing.waiting import wait_until
 
@@ -47,7 +47,7 @@ class ProcessWorker(ProcessNode, WorkerNode):
         app: str,
         broker_url: str,
         log_file: Path,
-        arguments: Sequence[str] = ("--concurrency=2",),
+        arguments: Sequence[str] = WORKER_ARGUMENTS,
         env: Mapping[str, str] | None = None,
         cwd: Path = HOME,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bridge.testing.nodes.node import NodeYard
+from bridge.testing.nodes.node import WORKER_ARGUMENTS, NodeYard
 from bridge.testing.nodes.process import HOME, ProcessNode, close_all
 from bridge.testing.nodes.roles import ProcessMaster, ProcessWorker
 
@@ -20,9 +20,10 @@ class ProcessYard(NodeYard):
         *,
         home: Path = HOME,
         app: str | None = None,
+        worker_arguments: Sequence[str] = WORKER_ARGUMENTS,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(broker_url, app=app, env=env)
+        super().__init__(broker_url, app=app, worker_arguments=worker_arguments, env=env)
         self.folder = folder
         self.home = home
 
@@ -31,7 +32,7 @@ class ProcessYard(NodeYard):
         name: str,
         *,
         app: str | None = None,
-        arguments: Sequence[str] = ("--concurrency=2",),
+        arguments: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         wait: bool = True,
@@ -42,7 +43,7 @@ class ProcessYard(NodeYard):
             app=self.app_or_default(app),
             broker_url=self.broker_url,
             log_file=self._log_file(name),
-            arguments=arguments,
+            arguments=self.worker_arguments if arguments is None else arguments,
             env={**self._env, **(env or {})},
             cwd=cwd or self.home,
         )

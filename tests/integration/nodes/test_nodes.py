@@ -148,6 +148,21 @@ class TestSeveralWorkers:
         assert add.s(2, 2).apply_async().get(timeout=RESULT_TIMEOUT_S) == 4
 
 
+class TestArguments:
+    @pytest.fixture
+    def bridge_app(self) -> str:
+        return "tests.apps.counter"
+
+    @pytest.fixture
+    def bridge_worker_arguments(self) -> Sequence[str]:
+        return ("--pool=threads", "--concurrency=7")
+
+    def test_a_worker_that_the_test_adds_has_them_unless_it_has_its_own(self, bridge_nodes: NodeYard) -> None:
+        assert bridge_nodes.worker("w2", start=False).command[-2:] == ["--pool=threads", "--concurrency=7"]
+        own = bridge_nodes.worker("w3", arguments=(), start=False)
+        assert not any("=7" in argument or "threads" in argument for argument in own.command)
+
+
 class TestBridge:
     """The nodes as a user asks for them: by name, before the test."""
 
