@@ -14,7 +14,7 @@ import click
 from bridge.cli.parameters import Number
 from bridge.cli.target import Target
 from bridge.cli.terminal import echo_json
-from bridge.routing.errors import ServerStartFailed
+from bridge.routing.errors import ConfigurationError, ServerStartFailed
 from bridge.routing.terminal import console
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The variables with which ``celeryconfig.py`` declares the further subscriptions of `bridge demo`.
 TRAIL_VARIABLE, NOTICES_VARIABLE = "BRIDGE_AUDIT_TRAIL", "BRIDGE_NOTICES"
+#: The variable from which an app takes the lease of ``--lease``, as ``celeryconfig.py`` does.
+LEASE_VARIABLE = "BRIDGE_LEASE"
 
 PORT = click.IntRange(0, 65535)
 
@@ -43,7 +45,7 @@ SHARED: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--lease",
         type=Number(0.5, 3600),
-        help="A worker's lease in seconds.  [default: bridge_lease]",
+        help=f"A worker's lease in seconds, of an app that takes it from {LEASE_VARIABLE}.  [default: bridge_lease]",
     ),
     click.option(
         "--dir",
@@ -76,7 +78,7 @@ def up(target: Target, /, **options: Any) -> None:
     plan = plan_of(target, "up", options)
 
     def lanes(redis: Redis | None = None) -> list[LaneSettings]:
-        return [one for each in lanes_of_stack(target, plan, redis).values() for one in each]
+        return [one for each in lanes_of_stack(target, redis).values() for one in each]
 
     with (
         StopRequest() as stop,
@@ -125,7 +127,7 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
     with StopRequest() as stop:
         try:
             stream = target.app.bridge.settings.lane.stream
-            with Demo(plan, stream, lanes_of_stack(target, plan), events, stop, shown) as run:
+            with Demo(plan, stream, lanes_of_stack(target), events, stop, shown) as run:
                 if no_node is not None:
                     shown.print(f"Node      no HTTP consumer: {no_node}")
                 verdict = run.run()
@@ -141,10 +143,19 @@ def demo(ctx: click.Context, /, events: str | None, keep: bool, as_json: bool, *
 
 
 def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
-    """The plan that the options describe."""
+    """The plan that the options describe. Raises `ConfigurationError` when the app does not take their lease."""
     from bridge.stack.stack import Plan
 
     lease = options["lease"]
+    if lease is not None:
+        # The app is loaded after it, here as in masters and workers.
+        os.environ[LEASE_VARIABLE] = str(lease)
+        own = target.app.bridge.settings.lane.lease
+        if own != lease:
+            raise ConfigurationError(
+                f"--lease: the app {target.name} has a lease of {own:g} s whatever {LEASE_VARIABLE} says; set its "
+                "bridge_lease"
+            )
     directory = options["directory"]
     return Plan(
         app=target.name,
@@ -157,7 +168,6 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
         flower=not options["no_flower"],
         flower_port=options["flower_port"],
         serve=target.app.bridge.settings.serve or (),
-        env={} if lease is None else {"BRIDGE_LEASE": f"{lease:g}"},
     )
 
 
@@ -178,7 +188,7 @@ def run_directory(kind: str) -> Path:
     raise ServerStartFailed("cannot find a free name under ./run; choose a folder with --dir")
 
 
-def lanes_of_stack(target: Target, plan: Plan, redis: Redis | None = None) -> dict[str, list[LaneSettings]]:
+def lanes_of_stack(target: Target, redis: Redis | None = None) -> dict[str, list[LaneSettings]]:
     """Subscription -> its lanes, as the children will have them: by the layout on the server ``redis``; None: by the
     settings.
     """
@@ -189,11 +199,7 @@ def lanes_of_stack(target: Target, plan: Plan, redis: Redis | None = None) -> di
     load_tasks(target.app)
     if redis is not None:
         read_layouts(target.app, redis)
-    changed = {"lease": float(plan.env["BRIDGE_LEASE"])} if "BRIDGE_LEASE" in plan.env else {}
-    return {
-        name: [lane.settings.model_copy(update=changed) for lane in lanes]
-        for name, lanes in subscriptions_of(target.app).items()
-    }
+    return {name: [lane.settings for lane in lanes] for name, lanes in subscriptions_of(target.app).items()}
 
 
 def until_stopped(stack: Stack, say: Callable[[str], None]) -> None:

@@ -18,7 +18,9 @@ from bridge.testing.nodes.yard import ProcessYard
 from bridge.testing.waiting import wait_until
 
 #: The smallest stack.
-SMALL = ("--workers", "1", "--concurrency", "1", "--masters", "1", "--lease", "1")
+SMALLEST = ("--workers", "1", "--concurrency", "1", "--masters", "1")
+#: The same, of an app that takes its lease from the command.
+SMALL = (*SMALLEST, "--lease", "1")
 UP = "Ctrl-C stops everything."
 
 pytestmark = pytest.mark.slow
@@ -94,7 +96,7 @@ def test_the_whole_stack_comes_up_and_goes_away_when_asked(yard: ProcessYard) ->
 def test_the_data_of_a_folder_outlives_the_stack_and_nothing_else_does(yard: ProcessYard) -> None:
     """The data has the layout of the stream, and the second stack comes up by that."""
     port = free_port()
-    words = ("--dir", str(yard.folder / "stack"), *SMALL, "--no-flower", "--port", str(port))
+    words = ("--dir", str(yard.folder / "stack"), *SMALLEST, "--no-flower", "--port", str(port))
     command = python_module("bridge", "-A", "tests.apps.counter", "up", *words)
 
     def come_up(partitions: int) -> ProcessNode:
@@ -121,7 +123,9 @@ def test_the_data_of_a_folder_outlives_the_stack_and_nothing_else_does(yard: Pro
 def test_a_stack_with_subscriptions_comes_up_and_a_worker_that_ends_by_itself_is_an_error_that_names_its_log(
     yard: ProcessYard,
 ) -> None:
-    command = python_module("bridge", "-A", "tests.apps.subscribers", "up", "--dir", str(yard.folder / "stack"), *SMALL)
+    command = python_module(
+        "bridge", "-A", "tests.apps.subscribers", "up", "--dir", str(yard.folder / "stack"), *SMALLEST
+    )
     up = yard.process("up", [*command, "--no-flower"], env={"BRIDGE_SERVE": "billing"}, ready_text=UP, wait=False)
     up.wait_ready(timeout_s=180)
     assert "they share 3 lanes" in up.logs()
