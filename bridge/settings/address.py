@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["address_of", "database_of", "normalised", "parsed", "sentinels_of", "without_password"]
 
-DEFAULT = "redis://localhost:6379/0"
 #: Scheme -> its port where a URL names none; of the others it is that of Redis.
 PORTS = {"sentinel": SENTINEL_PORT}
 
@@ -58,11 +57,14 @@ def address_of(app: Celery) -> str:
 
 def broker_url(app: Celery) -> Any:
     """What Celery publishes to, as it is set: a text or a list. Raises `ConfigurationError` where workers consume from
-    another database.
+    another database, and where the app names none.
     """
     conf = app.conf
-    write: Any = conf.broker_write_url or conf.broker_url or DEFAULT
-    read: Any = conf.broker_read_url or conf.broker_url or DEFAULT
+    write: Any = conf.broker_write_url or conf.broker_url
+    read: Any = conf.broker_read_url or conf.broker_url
+    if not write or not read:
+        # Celery would take AMQP on this machine, and the bridge must not choose a server that Celery does not use.
+        raise ConfigurationError("the app names no broker: set broker_url, as in redis://localhost:6379/0")
     if write != read and [*map(place_of, _urls(write))] != [*map(place_of, _urls(read))]:
         raise ConfigurationError(
             "Celery would publish to one database and consume from another: a lane lives in one; set broker_url alone, "

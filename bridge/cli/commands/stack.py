@@ -146,9 +146,11 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
     """The plan that the options describe. Raises `ConfigurationError` when the app does not take their lease."""
     from bridge.stack.stack import Plan
 
+    # The app is loaded after these, here as in masters and workers. They get the server's address in this variable;
+    # here an app that has no other only needs one.
+    os.environ.setdefault("CELERY_BROKER_URL", "redis://127.0.0.1/0")
     lease = options["lease"]
     if lease is not None:
-        # The app is loaded after it, here as in masters and workers.
         os.environ[LEASE_VARIABLE] = str(lease)
         own = target.app.bridge.settings.lane.lease
         if own != lease:

@@ -49,6 +49,15 @@ def test_a_plain_url_is_unchanged_except_for_sockets(url: str) -> None:
     assert address(url) == url.replace("redis+socket", "unix").replace("virtual_host", "db")
 
 
+@pytest.mark.parametrize("settings", [{}, {"broker_url": ""}, {"bridge_redis_url": "redis://h/0"}], ids=str)
+def test_an_app_that_names_no_broker_is_refused(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery would take a server of AMQP, so no server that the bridge chose would be right."""
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+    assert refusal(None, **settings) == "the app names no broker: set broker_url, as in redis://localhost:6379/0"
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://h/0")
+    assert address(None, **settings) == "redis://h/0"
+
+
 def test_tls_in_the_url_is_checked_as_the_url_says() -> None:
     made = client(address(f"rediss://:pw@h:6380/1?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={CA}"))
     options = made.connection_pool.connection_kwargs
