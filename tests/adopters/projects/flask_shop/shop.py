@@ -1,6 +1,7 @@
 """Flask and Celery as Flask's pages show it, and the bridge."""
 
 import os
+import time
 
 from celery import Celery, Task, shared_task
 from flask import Flask, current_app, request
@@ -29,9 +30,7 @@ def undo(self, lost, ticket_id, payload):
 @shared_task(bind=True, ignore_result=True, bridge_rollback=undo, time_limit=2)
 def book(self, ticket_id, payload):
     if payload == "slow" and self.ticket.attempt == 1:
-        import time
-
-        time.sleep(60)
+        time.sleep(60)  # the time limit cuts the first attempt off
     self.ticket.effects.rpush(f"log:{ticket_id}", f"{current_app.config['SHOP']} {payload}")
 
 

@@ -8,19 +8,6 @@ class Line(models.Model):
     number = models.IntegerField()
 
 
-class Account(models.Model):
-    """What was credited to an order."""
-
-    order = models.CharField(max_length=20, primary_key=True)
-    balance = models.IntegerField(default=0)
-
-
-class Handled(models.Model):
-    """A message whose changes are committed."""
-
-    message_id = models.CharField(max_length=100, primary_key=True)
-
-
 class Booked(models.Model):
     """One line of an order, written when its message was handled."""
 

@@ -1,11 +1,6 @@
-import os
-import signal
-
 from celery import shared_task
-from django.db import transaction
-from django.db.models import F
 
-from orders.models import Account, Booked, Handled, Line
+from orders.models import Booked, Line
 
 
 @shared_task(bind=True, ignore_result=True)
@@ -14,14 +9,3 @@ def book(self, ticket_id, payload):
     line = Line.objects.get(pk=payload["line"])
     Booked.objects.create(order=line.order, number=line.number)
     self.ticket.effects.rpush(f"log:{ticket_id}", line.number)
-
-
-@shared_task(bind=True, ignore_result=True)
-def credit(self, ticket_id, payload):
-    with transaction.atomic():
-        _, first = Handled.objects.get_or_create(message_id=self.ticket.message_id)
-        if first:
-            Account.objects.filter(pk=ticket_id).update(balance=F("balance") + payload["amount"])
-    if self.ticket.attempt == 1:
-        # The process dies between the commit and the success.
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 import os
 
 SECRET_KEY = "of a test"
-INSTALLED_APPS = ["orders"]
+INSTALLED_APPS = ["orders", "accounts"]
 DATABASES = {
     "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["DATABASE"], "OPTIONS": {"timeout": 20}}
 }

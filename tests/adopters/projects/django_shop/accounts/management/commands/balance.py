@@ -1,6 +1,6 @@
 from django.core.management.base import BaseCommand
 
-from orders.models import Account
+from accounts.models import Account
 
 
 class Command(BaseCommand):
