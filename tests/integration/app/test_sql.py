@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 from sqlalchemy import Engine, MetaData, create_engine, inspect, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -268,6 +269,29 @@ def test_an_older_execution_waits_for_the_newer_one_and_is_refused(engine: Engin
         assert outcome == []
     thread.join()
     assert [type(one) for one in outcome] == [StaleFence]
+
+
+def test_an_execution_waits_for_the_transaction_of_a_lost_one_until_postgresql_ends_it(
+    engine: Engine, postgres: Postgres
+) -> None:
+    """With the options that the page shows."""
+    shown = re.search(r'^GUARDS = "(.*)"$', PAGE.read_text(), re.MULTILINE)
+    assert shown is not None
+    guards = shown[1].replace("idle_in_transaction_session_timeout=60s", "idle_in_transaction_session_timeout=1s")
+    assert guards != shown[1]
+    lost_engine = create_engine(postgres.url, connect_args={"options": guards})
+    # The client says nothing any more, and its connection stays open.
+    lost = lost_engine.connect()
+    transaction = lost.begin()
+    assert lost.scalar(text("SHOW tcp_keepalives_count")) == "3"
+    assert sql.Inbox().first(lost, message("1-0", 10))
+    assert add(engine, message("1-0", 11), 1)
+    assert lines(engine) == [1]
+    with pytest.raises(DBAPIError):
+        lost.execute(text("SELECT 1"))
+    transaction.close()
+    lost.close()
+    lost_engine.dispose()
 
 
 def test_subscriptions_tickets_and_streams_are_apart(engine: Engine) -> None:
