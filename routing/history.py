@@ -82,6 +82,9 @@ COUNTED = {
     "skipped": (What.SKIPPED,),
     "cancelled": (What.CANCELLED,),
 }
+#: Counters of messages that failed or were cut off, and the kinds of their rows. There may be more of these; where
+#: there are fewer, the history was off meanwhile.
+COUNTED_AGAIN, ROWS_AGAIN = ("retried", "interrupted"), (What.FAILED, What.LOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from bridge.audit import pages
 from bridge.audit.auditor import CLOCK_SKEW_MS, Auditor
 from bridge.audit.checks import Check, Finding
 from bridge.audit.verdict import AuditVerdict, Coverage
-from bridge.routing.history import COUNTED, Delivery, What
+from bridge.routing.history import COUNTED, COUNTED_AGAIN, ROWS_AGAIN, Delivery, What
 from bridge.routing.ids import IdKey, id_key, id_text
 
 if TYPE_CHECKING:
@@ -143,7 +143,10 @@ class Audit:
         self.auditor = self._new_auditor(since)
         if self._complete:
             self._stream = pages.StreamPages(redis, keys.stream, since)
-            if whole is None:
+            if sum(counts.get(name, 0) for name in COUNTED_AGAIN) > sum(rows[what] for what in ROWS_AGAIN):
+                # The history was off while a message failed or was cut off, at its beginning or in between.
+                self.auditor.uncounted_rows_missing(id_key(last)[0])
+            elif whole is None:
                 # The counters cover last rows and replays. Rows of failures and delays may be missing.
                 self.auditor.uncounted_rows_missing(id_key(first)[0])
             return

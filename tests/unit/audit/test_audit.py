@@ -356,6 +356,27 @@ def test_a_history_that_dropped_no_row_of_a_done_message_was_cut_all_the_same(
     assert verdict.coverage.complete == (not counted and pages.is_whole(redis, written.keys.history) is None)
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_history_that_was_off_while_a_message_failed_is_no_violation(redis: Redis, before: int) -> None:
+    """At its beginning, or after some messages. The lane counts the failure, and no row of it was written."""
+    failed: list[Happening] = [(Event.PUSH, 1, 0), (Event.DISPATCH, 1, 0), (Event.FAIL, 1, 0)]
+    done: list[Happening] = [(Event.DISPATCH, 1, 0), (Event.DONE, 1, 0)]
+    lane = TrueLane().play([*[(Event.PUSH, 0, 0), *_ONE_DONE] * before, *failed, *done])
+    written = WrittenLane(redis, lane)
+    for step, rows in enumerate(lane.steps):
+        if step == before:
+            redis.hincrby(written.keys.counts, "retried", len(rows))
+            written._step += 1
+        else:
+            written.go_on()
+    written.finish()
+
+    verdict = audit(redis, written.keys, clock_skew_ms=0)
+
+    assert verdict.examples == ()
+    assert verdict.coverage.complete
+
+
 def test_failures_alone_that_were_dropped_are_no_miscount(redis: Redis) -> None:
     """All done and dead rows are there, so the counters do not show that one is missing."""
     lane = TrueLane().play([(Event.PUSH, 0, 0), (Event.DISPATCH, 0, 0), (Event.FAIL, 0, 0)]).finish()
