@@ -113,7 +113,8 @@ class Audit:
 
     def result(self) -> AuditVerdict:
         """The result of what was read so far."""
-        verdict = AuditVerdict.of(self.auditor, self._coverage(), (NO_GROUP,) if self._lacks_group else ())
+        checks = [check for check in Check if check is not Check.WITHHELD or self._wants is not None]
+        verdict = AuditVerdict.of(self.auditor, self._coverage(), checks, (NO_GROUP,) if self._lacks_group else ())
         return verdict if self._begun else replace(verdict, undone=self._pending)
 
     # -- the history ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ class AuditVerdict:
     #: When the first and the last row were written, Unix ms by the server's clock.
     first_ms: int
     last_ms: int
+    #: Of the checks that were made.
     counts: dict[Check, int]
     #: A few of each check.
     examples: tuple[Finding, ...]
@@ -46,8 +48,10 @@ class AuditVerdict:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, auditor: Auditor, coverage: Coverage, notes: tuple[str, ...] = ()) -> AuditVerdict:
-        """The result of the rows that ``auditor`` got."""
+    def of(
+        cls, auditor: Auditor, coverage: Coverage, checks: Iterable[Check], notes: tuple[str, ...] = ()
+    ) -> AuditVerdict:
+        """The result of the rows that ``auditor`` got. ``checks``: those that were made."""
         return cls(
             coverage=coverage,
             deliveries=sum(auditor.rows.values()),
@@ -57,7 +61,7 @@ class AuditVerdict:
             repeats=auditor.repeats,
             first_ms=auditor.first_ms,
             last_ms=auditor.last_ms,
-            counts={check: auditor.counts[check] for check in Check},
+            counts={check: auditor.counts[check] for check in checks},
             examples=tuple(auditor.examples),
             stale=tuple(auditor.stale),
             notes=notes,
