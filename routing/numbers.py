@@ -68,7 +68,8 @@ def moment(unix_ms: float, unit: Literal["seconds", "milliseconds"] = "seconds")
     try:
         return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=unit)
     except (ValueError, OverflowError, OSError):
-        return f"{unix_ms:.0f} ms"
+        # A whole number beyond 2**53 would be another one as a float.
+        return f"{unix_ms} ms" if isinstance(unix_ms, int) else f"{unix_ms:.0f} ms"
 
 
 def data_size(number: int | None) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bridge.routing.errors import ConfigurationError, StaleFence
 
 try:
-    from sqlalchemy import BigInteger, Column, Connection, DateTime, MetaData, String, Table, delete, func
+    from sqlalchemy import BigInteger, Column, Connection, DateTime, Engine, MetaData, String, Table, delete, func
     from sqlalchemy.dialects.postgresql import insert
 except ImportError as error:  # pragma: no cover
     needs = "bridge.sql needs SQLAlchemy and psycopg: pip install 'ticket-bridge[sql]'"
@@ -71,8 +71,13 @@ class Inbox:
 
     def create(self, engine: Any) -> None:
         """Creates the tables that do not exist. ``engine``: an engine or a connection. Raises `ConfigurationError` for
-        another database than PostgreSQL.
+        what is neither, and for another database than PostgreSQL.
         """
+        if not isinstance(engine, Engine | Connection):
+            raise ConfigurationError(
+                "Inbox.create takes an engine or a connection of SQLAlchemy (of an AsyncConnection: "
+                f"await connection.run_sync(inbox.create)), not {_kind(engine)}"
+            )
         _require_postgresql(engine)
         self.metadata.create_all(engine, tables=[self._fences, self._inbox])
 
@@ -137,7 +142,7 @@ def _require_transaction(given: Any, statement: Executable) -> None:
             raise ConfigurationError(
                 "Inbox.first takes a connection or a session of SQLAlchemy (of an AsyncSession: "
                 "await session.run_sync(inbox.first, self.ticket)), "
-                f"not {type(given).__module__}.{type(given).__name__}"
+                f"not {_kind(given)}"
             )
         connection = given.connection(bind_arguments={"clause": statement})
     _require_postgresql(connection)
@@ -146,6 +151,10 @@ def _require_transaction(given: Any, statement: Executable) -> None:
             "the connection is in autocommit: the id of the message would be stored although its effects may fail; "
             "give Inbox.first a connection with a transaction"
         )
+
+
+def _kind(given: Any) -> str:
+    return f"{type(given).__module__}.{type(given).__name__}"
 
 
 def _require_postgresql(engine: Any) -> None:

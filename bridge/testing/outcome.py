@@ -80,4 +80,5 @@ def _undone(lane: LaneSettings, stream: Any, groups: Any, delayed: Any) -> str |
         return "messages that were not read"
     if not group.pending:
         return None
-    return f"{group.pending} pending messages{f', {delayed} of them delayed' if delayed else ''}"
+    pending = f"{group.pending} pending message{'' if group.pending == 1 else 's'}"
+    return f"{pending}{f', {delayed} of them delayed' if delayed else ''}"

@@ -137,6 +137,8 @@ def transfer(target: Target, name: str, other: str | None, to: str | None, ticke
     click.echo(f"moved {count(moved, 'ticket')}")
     if running:
         click.echo(f"{count(running, 'ticket')} more when their running messages are done")
+    if (others := len(set(tickets)) - moved - running) > 0:
+        click.echo(f"{printable(name)} has no message of {count(others, 'ticket')} that you named")
 
 
 def _of(target: Target, name: str) -> tuple[Redis, list[LaneKeys], str]:

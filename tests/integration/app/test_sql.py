@@ -338,6 +338,21 @@ def test_a_time_without_a_time_zone_forgets_nothing(engine: Engine) -> None:
     assert not add(engine, message("1-0", 11), 1)
 
 
+def test_tables_are_created_by_an_engine_or_a_connection_alone(engine: Engine, postgres: Postgres) -> None:
+    asynchronous = create_async_engine(postgres.url)
+    for other, kind in ((Session(engine), "orm.session.Session"), (asynchronous, "AsyncEngine"), ("x", "builtins.str")):
+        with pytest.raises(ConfigurationError, match=f"an engine or a connection .*not .*{kind}"):
+            sql.Inbox(prefix="other_").create(other)
+
+    async def as_it_says() -> None:
+        async with asynchronous.begin() as connection:
+            await connection.run_sync(sql.Inbox(prefix="other_").create)
+        await asynchronous.dispose()
+
+    asyncio.run(as_it_says())
+    assert "other_inbox" in inspect(engine).get_table_names()
+
+
 def test_the_tables_are_the_users_to_name_and_to_migrate(engine: Engine) -> None:
     metadata = MetaData()
     inbox = sql.Inbox(prefix="shop_", schema="own", metadata=metadata)

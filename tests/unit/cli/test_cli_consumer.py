@@ -261,6 +261,17 @@ def test_a_transfer_says_what_moved_and_what_will(shell: CommandLine, lane: Lane
     assert (twice.exit_code, "name one consumer that gets them: w2, or --to w3" in twice.stderr) == (2, True)
 
 
+def test_a_transfer_of_named_tickets_says_how_many_are_elsewhere(
+    shell: CommandLine, lane: Lane, server: EmbeddedServer
+) -> None:
+    lane.join("w1@host")
+    with fake_leader(server, lane, lambda _: {"ok": True, "moved": 1, "running": 1}):
+        result = shell("consumer", "transfer", "w1", *(word for name in "ABCDA" for word in ("--ticket", name)))
+    lines = result.stdout.splitlines()
+    assert lines[0] == "moved 1 ticket"
+    assert lines[-1] == "w1@host has no message of 2 tickets that you named"
+
+
 def test_a_transfer_to_itself_is_wrong_usage(shell: CommandLine, lane: Lane) -> None:
     lane.join("w1@host")
     result = shell("consumer", "transfer", "w1", "--to", "w1@host")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.routing.numbers import count, data_size, duration, rate, ratio, share, significant, whole
+from bridge.routing.numbers import count, data_size, duration, moment, rate, ratio, share, significant, whole
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ from bridge.routing.numbers import count, data_size, duration, rate, ratio, shar
 )
 def test_numbers_are_shown_as_people_read_them(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+@pytest.mark.parametrize("ms", [9999999999999999, 2**64 - 1, 10**15, -(10**17)])
+def test_a_time_that_is_none_is_shown_as_the_number_that_it_is(ms: int) -> None:
+    """An id may have any number, and people look for that."""
+    assert moment(ms) == f"{ms} ms"
+    assert moment(float(2**60)) == f"{2**60} ms"
