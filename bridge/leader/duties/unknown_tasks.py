@@ -122,7 +122,7 @@ class UnknownTasks:
 
     def _learn(self) -> tuple[dict[str, int], list[str]]:
         """Updates the known tasks. Returns the tasks to note, with the time, and the tasks to forget."""
-        now_s = self._lane.now_ms() // 1000
+        now_s = self._lane.clock.server_ms() // 1000
         there = self._registrations.known()
         known = {task: now_s for task in there if now_s - self._known.get(task, 0) > NOTED_AGAIN_S}
         kept = there | self._lane.stranded.waiting.keys()

@@ -26,9 +26,9 @@ LATER = 16
 class Resting:
     """The resting tickets of one lane."""
 
-    def __init__(self, window: Window, now_ms: Callable[[], int]) -> None:
+    def __init__(self, window: Window, settled_ms: Callable[[], int]) -> None:
         self._window = window
-        self._now_ms = now_ms
+        self._settled_ms = settled_ms
         #: Id of the oldest message -> ticket.
         self.tickets = window.rested
         #: Ticket -> ids of its next messages. It may have more messages than these.
@@ -49,7 +49,7 @@ class Resting:
         not due.
         """
         window = self._window
-        if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._now_ms() + NEAR_MS:
+        if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._settled_ms() + NEAR_MS:
             return
         self.put(ticket, window.drop_first(ticket).id)
         if ticket.waiting:

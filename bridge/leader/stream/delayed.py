@@ -10,8 +10,8 @@ due at once than a turn moves, or than the lane keeps ready, do some take their 
 Many may be due at one moment. The leader moves them as fast as they are dispatched, and a few in each turn, so that
 the turns are short, and it goes on reading. Their tickets and all others take turns (`bridge.leader.picture.ready`).
 
-For one lease after a step of the server's clock, a message must be due by this machine's clock as well: a clock that
-was set forward by mistake, and is put right soon, makes no message early. A clock that is set back makes messages late.
+For one lease after a step of the server's clock, a message must be due without that step as well
+(`ServerClock.due_ms`). A clock that is set back makes messages late.
 """
 
 from __future__ import annotations
@@ -103,13 +103,7 @@ class Delayed:
     @property
     def _now_ms(self) -> int:
         """The time by which messages are due."""
-        clock = self._term.clock
-        return clock.server_ms() if self._trusts_server else min(clock.server_ms(), clock.lane_ms())
-
-    @property
-    def _trusts_server(self) -> bool:
-        clock = self._term.clock
-        return clock.now() - clock.stepped_at >= self._term.settings.lease
+        return self._term.clock.due_ms()
 
     def timeout_s(self) -> float | None:
         """In how many seconds the next message is to be moved; None: not by time alone."""
@@ -163,7 +157,7 @@ class Delayed:
     def _move_some(self, count: int, read_to: IdKey, coming: Sequence[int]) -> Moved:
         """Calls the script. ``coming``: times before which a message must be due."""
         term, settings = self._term, self._term.settings
-        limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
+        limits = [*coming, *([] if term.clock.is_settled() else [term.clock.settled_ms()])]
         moved = move_due(
             *(term.redis, term.leadership, count, id_text(read_to)),
             before_ms=min(limits, default=None),
