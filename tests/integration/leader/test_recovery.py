@@ -245,6 +245,34 @@ def test_manual_changes_without_a_leader_are_repaired_in_a_lane_that_is_as_young
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("destroyed", [False, True], ids=["the leader is lost", "and the group, too"])
+def test_what_was_there_before_a_group_began_is_not_handled_when_its_first_leader_is_lost_at_once(
+    lane: LaneUnderTest, destroyed: bool
+) -> None:
+    # Given entries that came before the group, as those before `bridge subscription add NAME --from now`
+    for n in range(3):
+        lane.push("A", {"n": n})
+    lane.redis.xgroup_create(lane.keys.stream, lane.keys.group, "$")
+    lane.worker("w1", "--concurrency=2")
+    lane.push("A", {"n": 3, "gate": "gate"}, task="counter.held")
+    # When its first leader ends as soon as it has dispatched something, before it has looked at anything else
+    master = calm(lane).master("m1")
+    wait_until(lane.held, description="the message to run")
+    master.kill_main()
+    master.wait()
+    if destroyed:
+        lane.redis.xgroup_destroy(lane.keys.stream, lane.keys.group)
+    # Then the next one handles what came after the group began, and nothing else
+    master.start()
+    lane.wait_leader()
+    lane.push("A", {"n": 4})
+    lane.open("gate")
+    lane.wait_done(2)
+    lane.assert_at_rest()
+    assert lane.log("A") == [3, 4]
+    assert destroyed or lane.count("tampered") == 0
+
+
 def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -> None:
     # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
     lane.env["COUNTER_RETENTION"] = "null"

@@ -201,7 +201,8 @@ class LaneWorld:
         """The leader reads the records."""
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
         parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
-        with self.adopting(), self.moving():
+        # The floor is of use only where the group was changed by hand.
+        with self.adopting(), self.moving(), patch("bridge.leader.takeover.rebuild.note_floor"):
             self.rebuilding = Rebuild(self.term, self.lane, *parts, self.delayed)
             self.rebuilding.run()
 
