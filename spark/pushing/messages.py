@@ -33,6 +33,7 @@ from bridge.spark.job.eventlog import with_position
 from bridge.spark.job.log_columns import MALFORMED, PLACE, POSITION, require
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.write.columns import column
+from bridge.spark.write.layout import has_fractions
 from bridge.spark.write.message_options import DUE, HOLD
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
@@ -146,6 +147,11 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
             events.schema[name].dataType, _OBJECTS
         ):
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
+    if has_fractions(events.schema[mapping.key].dataType):
+        raise InputError(
+            f"--key: the column {mapping.key!r} holds numbers with fractions, which name no ticket: make them whole "
+            "numbers or text"
+        )
     members = [] if mapping.payload_column else _members(events, mapping)
     for name in [mapping.payload_column] if mapping.payload_column else [source for _, source in members]:
         odd = _no_json(events.schema[name].dataType)

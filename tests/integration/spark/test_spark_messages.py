@@ -225,6 +225,11 @@ def test_a_key_or_sequence_column_of_a_wrong_type_is_refused(session: SparkSessi
     for name in ("o", "l", "m"):
         with pytest.raises(InputError, match=f"--key: the column '{name}' holds objects or lists"):
             to_messages(events, Mapping(key=name))
+    fractions = session.sql("select 7.0d ticket_id, cast(7 as float) f, 7.0 d, cast(7 as decimal(38, 0)) whole, 1 seq")
+    for name in ("ticket_id", "f", "d"):
+        with pytest.raises(InputError, match=f"--key: the column '{name}' holds numbers with fractions"):
+            to_messages(fractions, Mapping(key=name))
+    to_messages(fractions, Mapping(key="whole"))
     with pytest.raises(InputError, match="--task-column: the column 'o' holds objects or lists"):
         to_messages(events, Mapping(task_column="o"))
 

@@ -9,6 +9,9 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     LongType,
     StringType,
     StructField,
@@ -207,6 +210,13 @@ def test_a_column_that_cannot_serve_is_refused_with_its_option(options: dict[str
 def test_a_column_without_one_text_is_refused(kind: DataType) -> None:
     with pytest.raises(ConfigurationError, match=r"column 'x' is .* make it a string"):
         Layout.of(schema(ticket_id=StringType(), x=kind), parse({}))
+
+
+@pytest.mark.parametrize("kind", [FloatType(), DoubleType(), DecimalType(10, 2)], ids=str)
+def test_a_number_with_a_fraction_is_sent_and_names_no_ticket(kind: DataType) -> None:
+    with pytest.raises(ConfigurationError, match="keyColumn: 'ticket_id' holds numbers with fractions"):
+        Layout.of(schema(ticket_id=kind, x=StringType()), parse({}))
+    assert Layout.of(schema(ticket_id=DecimalType(38, 0), x=kind), parse({})).fields == ("x",)
 
 
 def test_a_row_has_no_more_fields_than_a_script_can_add() -> None:
