@@ -19,7 +19,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StringType, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
-from bridge.spark.job.csv_quotes import refuse_unclosed
+from bridge.spark.job.csv_flaws import is_searched, refuse_flaws
 from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
 from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
@@ -135,14 +135,14 @@ def read_events(session: SparkSession, path: str, kind: str | None = None, *, to
     ``kind`` is one of ``FORMATS`` or ``TABLE``; by default it follows from the name. A malformed row is an error when
     the DataFrame is used; it is never dropped or filled up in silence. A ``tolerant`` read keeps it, with its text in
     the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist, and for a local CSV with
-    a quote that is never closed.
+    a quote that is never closed, or with lines that end in several ways.
     """
     kind = kind or format_of(path)
     try:
         events = _read(session, path, kind, tolerant)
         if kind == "csv":
             for file in _local_files(path):
-                refuse_unclosed(file)
+                refuse_flaws(file)
         return events
     except AnalysisException as error:
         if error.getCondition() != _NO_FILES:
@@ -170,7 +170,8 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
             events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
-        return filled(_of_utf8(events))
+        is_local = "://" not in given
+        return filled(_readable(events, searched=is_local and all(map(is_searched, _local_files(given)))))
     if kind == "json":
         inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
         columns = _with_free_names(inferred)
@@ -222,7 +223,7 @@ def follow_events(
         columns = StructType([*columns.fields]).add(MALFORMED, StringType())
         reader = reader.option("columnNameOfCorruptRecord", MALFORMED)
     reader = reader.option("mode", "PERMISSIVE" if tolerant else "FAILFAST").options(**CSV_OPTIONS)
-    return filled(_of_utf8(reader.schema(columns).csv(folder)))
+    return filled(_readable(reader.schema(columns).csv(folder), searched=False))
 
 
 def _check_header(session: SparkSession, events: DataFrame) -> None:
@@ -282,10 +283,11 @@ def present_columns(session: SparkSession, folder: str, kind: str, *, tolerant: 
     )
 
 
-def _of_utf8(events: DataFrame) -> DataFrame:
+def _readable(events: DataFrame, *, searched: bool) -> DataFrame:
     """A CSV's events, in which rows that are not UTF-8 are malformed.
 
-    Spark puts U+FFFD in place of any bytes that it cannot decode: two tickets would become one.
+    Spark puts U+FFFD in place of any bytes that it cannot decode: two tickets would become one. Where the files are not
+    ``searched`` for line ends of another kind, a row with a cell that ends in a carriage return is malformed, too.
     """
     if any(_UNDECODED in name for name in events.columns):
         raise InputError("the header of a CSV is not valid UTF-8: convert the file (iconv -t UTF-8)")
@@ -294,17 +296,19 @@ def _of_utf8(events: DataFrame) -> DataFrame:
         for field in events.schema.fields
         if isinstance(field.dataType, StringType) and field.name != MALFORMED
     ]
-    undecoded = fn.lit(False)
+    undecoded = returns = fn.lit(False)
     for cell in cells:
         undecoded |= fn.coalesce(fn.contains(cell, fn.lit(_UNDECODED)), fn.lit(False))
+        if not searched:
+            returns |= fn.coalesce(fn.endswith(cell, fn.lit("\r")), fn.lit(False))
     text = fn.concat_ws(",", *cells)
     if MALFORMED in events.columns:
-        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded, text)))
-    said = fn.concat(
-        fn.lit(f"{REFUSED}a row is not valid UTF-8, or holds U+FFFD, which stands for that: "),
-        in_one_line(fn.substring(text, 1, 60)),
+        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded | returns, text)))
+    wrong = fn.when(undecoded, fn.lit("is not valid UTF-8, or holds U+FFFD, which stands for that")).when(
+        returns, fn.lit("has a cell that ends in a carriage return: lines of its file end in several ways")
     )
-    return events.where(fn.when(undecoded, fn.raise_error(said)).otherwise(fn.lit(True)))
+    said = fn.concat(fn.lit(f"{REFUSED}a row "), wrong, fn.lit(": "), in_one_line(fn.substring(text, 1, 60)))
+    return events.where(fn.when(wrong.isNotNull(), fn.raise_error(said)).otherwise(fn.lit(True)))
 
 
 def filled(events: DataFrame) -> DataFrame:

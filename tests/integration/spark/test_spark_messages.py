@@ -383,6 +383,14 @@ def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSe
     rows = read_events(session, str(path), tolerant=True).collect()
     assert [(row["ticket_id"], row["x"]) for row in rows if row[MALFORMED] is None] == [("Bé", "3")]
     assert [row[MALFORMED] for row in rows if row[MALFORMED] is not None] == ["B\ufffd,1", "B\ufffd,2"]
+    # Files of another file system, and those to come, are not searched for line ends of another kind.
+    path.write_bytes(b"ticket_id,x\nA,1\r\nB,2\n")
+    with pytest.raises(Exception, match=r"a row has a cell that ends in a carriage return.*: A,1"):
+        read_events(session, f"file://{path}").collect()
+    rows = read_events(session, f"file://{path}", tolerant=True).collect()
+    assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["B"]
+    path.write_bytes(b'ticket_id,x\nA,"1\r"\n')
+    assert [row["x"] for row in read_events(session, str(path)).collect()] == ["1\r"]
     path.write_bytes(b"ticket_id,caf\xe9\nA,1\n")
     with pytest.raises(InputError, match="the header of a CSV is not valid UTF-8"):
         read_events(session, str(path))
