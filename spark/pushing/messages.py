@@ -167,7 +167,9 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         columns.append(fn.lit(mapping.task).alias(TASK))
         fields.insert(0, TASK)
     elif mapping.task_column is not None:
-        columns.append(column(mapping.task_column).cast("string").alias(TASK))
+        # A CSV has no null: an empty cell is no name.
+        named = column(mapping.task_column).cast("string")
+        columns.append(fn.when(named != "", named).alias(TASK))
         fields.insert(0, TASK)
     if mapping.due_column is not None:
         columns.append(_due(events, mapping.due_column).alias(DUE))

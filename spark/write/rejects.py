@@ -29,7 +29,7 @@ from bridge.spark.write.message_options import (
     bounds_of,
     wanted,
 )
-from bridge.spark.write.refusals import PAYLOAD, TASK
+from bridge.spark.write.refusals import EMPTY_TASK, PAYLOAD, TASK
 
 #: Columns of a table of rejected rows: why a row was rejected, and the text of a row that could not be read.
 REASON, ROW = "reason", "row"
@@ -107,6 +107,9 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
             fn.lit(f" bytes; maxPayload allows {checks.max_payload}"),
         )  # fmt: skip
         cases.append((bytes_ > checks.max_payload, text))
+    if TASK in sent:
+        empty = fn.concat(fn.lit("task of "), shown, fn.lit(f" {EMPTY_TASK}"))
+        cases.append((fn.octet_length(column(TASK).cast("string")) == 0, empty))
     cases += _odd_options(rows, sent, shown)
     if checks.json and PAYLOAD in sent:
         cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))

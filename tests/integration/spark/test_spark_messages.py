@@ -28,6 +28,7 @@ from bridge.spark.pushing.rejects import first_reasons
 from bridge.spark.pushing.run_id import run_id_of
 from bridge.spark.write.columns import column
 from bridge.spark.write.message_options import as_fields
+from bridge.spark.write.refusals import check_tasks
 from bridge.spark.write.rejects import Checks, refusal, split_rejects
 
 if TYPE_CHECKING:
@@ -754,6 +755,7 @@ def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path
 def refused_by_the_writer(batch: pa.RecordBatch) -> str:
     """What the writer refuses in a batch; ``None`` as text: nothing."""
     try:
+        check_tasks(batch, batch["ticket_id"], ["task", "due", "hold"])
         as_fields(batch, "ticket_id", ("due", "hold"))
     except PayloadError as error:
         return str(error).partition(" is ")[0]
@@ -787,12 +789,20 @@ def test_what_the_writer_refuses_is_found_before_anything_is_written(
     for kind, (due, hold) in enumerate(kinds):
         every = [(f"T{kind}", *pair) for pair in product(VALUES[due], VALUES[hold])]
         rows = session.createDataFrame(every, f"ticket_id string, due {due}, hold {hold}")
-        why = refusal(rows, key="ticket_id", checks=Checks(["due", "hold"], 1000)).alias("why")
+        text = "binary" if kind % 2 else "string"
+        rows = rows.withColumn("task", fn.explode(fn.array(*(fn.lit(task).cast(text) for task in (None, "t", "")))))
+        why = refusal(rows, key="ticket_id", checks=Checks(["task", "due", "hold"], 1000)).alias("why")
         # When Spark says which can be written, and the writer looks at each by itself
-        table = rows.select(column("ticket_id"), column("due"), column("hold"), why).toArrow()
+        table = rows.select(*map(column, ("ticket_id", "task", "due", "hold")), why).toArrow()
         found = [str(reason).partition(" is ")[0] for reason in table["why"].to_pylist()]
         # Then they agree
         assert found == [refused_by_the_writer(batch) for batch in table.to_batches(max_chunksize=1)]
     for text in ("string", "binary"):
         odd = session.sql(f"select cast(x'41ff' as {text}) as ticket_id")
         assert odd.select(refusal(odd, key="ticket_id")).collect()[0][0] == "a ticket is not valid UTF-8"
+
+
+def test_an_empty_task_is_none(session: SparkSession) -> None:
+    events = session.sql("select 'A' ticket_id, 1 seq, task from values (''), (null), ('t') as t(task)")
+    tasks = [row["task"] for row in to_messages(events, Mapping(task_column="task")).frame.collect()]
+    assert tasks == [None, None, "t"]
