@@ -19,6 +19,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError
+from bridge.routing.messages import EntryParser, Message
 from bridge.spark.job.eventlog import TABLE, declared_columns, follow_events, present_columns, read_events
 from bridge.spark.job.failures import one_line
 from bridge.spark.job.json_lines import parsed_lines, what_is_wrong
@@ -750,6 +751,48 @@ def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path
     assert row["reason"] == f"due of ticket 'B' is no option: it must be {wanted}"
     with pytest.raises(ConfigurationError, match="--hold-column needs --due-column"):
         Mapping(hold_column="wait")
+
+
+def nested(levels: int, opening: str = "[", closing: str = "]") -> str:
+    return opening * levels + "1" + closing * levels
+
+
+#: Payloads that masters take, and what Spark says of others; None: that they are not JSON.
+TAKEN = (
+    *("1", "-0.5e-400", f"0.{'1' * 400}", f"{'9' * 308}", "[1.7e308, 1]", '"1e400"', f'"{"9" * 400}"', " null "),
+    *(nested(200), nested(100, '[{"a": ', "}]"), f"[{'[],' * 300}1]", f'"{"[" * 300}"', rf'["\\\"{"[" * 300}", 1]'),
+    *(r'["\\", "\\\\", 1]', r'"é\ud83d\ude00"'),
+)
+LARGE, DEEP = "has a number that is too large", "is nested more than 200 levels deep"
+REFUSED_PAYLOADS = {
+    **dict.fromkeys(
+        ("1e400", "[-1e309]", "9" * 309, f"{'9' * 300}e10", '{"a": 1E+000400}', "17.5e999999999999"), LARGE
+    ),
+    **dict.fromkeys((r'["\\", 1e400]', r'["\"", 1e400, "\\"]'), LARGE),
+    **dict.fromkeys((nested(201), nested(101, '[{"a": ', "}]"), nested(900), rf'["\\", {nested(200)}]'), DEEP),
+    **dict.fromkeys(("", "1 2", "[1,]", "{", "NaN", "[01]", "'a'", r'"\ud800"', "[1]]"), None),
+}
+
+
+def test_a_payload_that_masters_refuse_is_a_bad_row(session: SparkSession) -> None:
+    every = [*TAKEN, *REFUSED_PAYLOADS]
+    rows = session.createDataFrame([(text, text) for text in every], "ticket_id string, payload string")
+    rows = rows.withColumn("ticket_id", fn.lit("A"))
+    why = refusal(rows, key="ticket_id", checks=Checks(["payload"], json=True))
+    found = [row[0] for row in rows.select(why).collect()]
+    parser = EntryParser(default_task="t", max_payload=1 << 20, known_tasks=["t"])
+    for text, reason in zip(every, found, strict=True):
+        read = parser.parse("1-0", [b"ticket_id", b"A", b"payload", text.encode()])
+        expected = None if text in TAKEN else f"the payload of ticket 'A' {REFUSED_PAYLOADS[text] or 'is not JSON'}"
+        assert (reason, isinstance(read, Message)) == (expected, text in TAKEN), text[:40]
+
+
+def test_a_payload_that_is_made_of_a_deep_column_is_checked_too(session: SparkSession) -> None:
+    for levels, bad in ((199, 0), (200, 1)):
+        events = session.sql(f"select 'A' ticket_id, 1 seq, {'array(' * levels}1{')' * levels} x")
+        made = to_messages(events, Mapping(excluded=("seq",)))
+        _, rejected = split_rejects(made.frame, key=made.key, sequence=made.sequence, checks=made.checks(1 << 20))
+        assert [row["reason"] for row in rejected.collect()] == [f"the payload of ticket 'A' {DEEP}"] * bad
 
 
 def refused_by_the_writer(batch: pa.RecordBatch) -> str:
