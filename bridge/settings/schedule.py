@@ -126,7 +126,9 @@ class Every:
     @property
     def text(self) -> str:
         """The times as a text: as it is stored, and shown."""
-        return f"every {self._ms / 1000:g} s"
+        # Exact: two intervals with one text would be one.
+        seconds, ms = divmod(self._ms, 1000)
+        return f"every {seconds}{f'.{ms:03d}'.rstrip('0').rstrip('.')} s"
 
     def after(self, at_ms: int) -> int:
         """The first tick after ``at_ms``."""
