@@ -354,3 +354,12 @@ def _table(session: SparkSession, name: str) -> DataFrame:
         if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
             raise
         raise InputError(f"there is no table {name}; --conf key=value configures a catalog") from None
+
+
+def is_view(session: SparkSession, name: str) -> bool:
+    """Whether a table that ``read_events`` has read is a view."""
+    try:
+        return session.catalog.getTable(name).tableType in ("VIEW", "TEMPORARY", "METRIC_VIEW")
+    except AnalysisException:
+        # A folder in the place of a name (parquet.`/folder`).
+        return False
