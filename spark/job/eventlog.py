@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
-from bridge.spark.job.csv_flaws import is_searched, refuse_flaws
 from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
+from bridge.spark.job.local_csv import header_of, is_searched, refuse_flaws
 from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
 from bridge.spark.job.paths import to_read
 from bridge.spark.wire.options import nearest
@@ -160,12 +160,18 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
     # The names of folders (`day=2026-11-22`) give columns too, but not to a reader of all files below.
     in_folders, flat = lines.columns[1:], session.read.option("recursiveFileLookup", "true")
     if kind == "csv":
+        header = _local_header(given)
+        if header is not None:
+            # Spark's inference takes a name with brackets for a pattern, and would take the header of another file.
+            reader = reader.schema(StructType([StructField(name, StringType()) for name in header]))
         events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
         if not events.columns:
             raise InputError(f"{given} is empty")
-        _check_header(session, events)
+        if header is None:
+            _check_inferred(session, events)
         if in_folders:
-            refuse_two_sources(flat.options(**CSV_OPTIONS).csv(path).columns, in_folders)
+            own = flat.options(**CSV_OPTIONS).csv(path).columns if header is None else header
+            refuse_two_sources(own, in_folders)
         if tolerant:
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
@@ -226,10 +232,21 @@ def follow_events(
     return filled(_readable(reader.schema(columns).csv(folder), searched=False))
 
 
-def _check_header(session: SparkSession, events: DataFrame) -> None:
-    """Raises ``InputError`` for a header with a name twice, or with an empty one, which Spark replaces.
+def _local_header(path: str) -> list[str] | None:
+    """The header of the first local CSV that has one and can be read here. Raises ``InputError`` for a bad one."""
+    for file in _local_files(path):
+        header = header_of(file)
+        if header is not None:
+            _check_header(str(file), header)
+            return header
+    return None
 
-    Spark's names end in the number of the column. If a name does, the header of the first local file is read again.
+
+def _check_inferred(session: SparkSession, events: DataFrame) -> None:
+    """Raises ``InputError`` for a bad header of the columns that Spark has inferred.
+
+    Spark replaces a name that is there twice, or is empty, by one that ends in the number of the column. If a name
+    does, the header of the first local file is read again.
     """
     if not any(name.endswith(str(number)) for number, name in enumerate(events.columns)):
         return
@@ -238,7 +255,11 @@ def _check_header(session: SparkSession, events: DataFrame) -> None:
         return
     file = unquote(urlsplit(local[0]).path)
     first = session.read.options(**{**CSV_OPTIONS, "header": "false"}).csv(to_read(file)).head()
-    header = list(first) if first is not None else []
+    _check_header(file, [] if first is None else list(first))
+
+
+def _check_header(file: str, header: list[str]) -> None:
+    """Raises ``InputError`` for a header with a name twice, or with an empty one."""
     seen: dict[str, str] = {}
     for name in header:
         if not name:

@@ -635,7 +635,8 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
         (tmp_path / place).mkdir()
         for file in (name, *others):
             ticket = "A" if place == file == name else "B"
-            (tmp_path / place / f"{file}.csv").write_text(f"ticket_id,n\n{ticket},1\n")
+            column_name = "n" if ticket == "A" else "other"
+            (tmp_path / place / f"{file}.csv").write_text(f"ticket_id,{column_name}\n{ticket},1\n")
             (tmp_path / place / f"{file}.jsonl").write_text(f'{{"ticket_id": "{ticket}"}}\n')
     # Then it is the name of one file
     for file in (f"{name}.csv", f"{name}.jsonl"):
@@ -652,6 +653,14 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
     query = streamed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
     query.awaitTermination()
     assert {row["ticket_id"] for row in session.table("followed").collect()} == {"A"}
+    # And that of a file or folder if nothing else is there
+    alone = tmp_path / "alone" / "day=[1]" / "y[1].csv.gz"
+    alone.parent.mkdir(parents=True)
+    alone.write_bytes(gzip.compress(b'\n"ticket_id","n"\nA,1\n'))
+    for given in (alone, tmp_path / "alone"):
+        for tolerant in (False, True):
+            [row] = read_events(session, str(given), "csv", tolerant=tolerant).collect()
+            assert (row["ticket_id"], row["n"]) == ("A", "1")
 
 
 def test_a_name_with_a_backslash_is_refused_since_spark_cannot_take_it(session: SparkSession, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bridge.routing.errors import InputError
-from bridge.spark.job import csv_flaws
-from bridge.spark.job.csv_flaws import refuse_flaws
+from bridge.spark.job import local_csv
+from bridge.spark.job.local_csv import header_of, refuse_flaws
 
 #: Rows, and the line whose quote is never closed. Spark reads the others without taking one row for a part of another,
 #: or takes the end of the file for no part of a cell.
@@ -57,9 +57,9 @@ def _first_end(rows: str) -> str:
     return found[0] if found else "\n"
 
 
-@pytest.fixture(params=[1, 5, csv_flaws.PIECE], ids=["bytes", "pieces", "whole"])
+@pytest.fixture(params=[1, 5, local_csv.PIECE], ids=["bytes", "pieces", "whole"])
 def _in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_flaws, "PIECE", request.param)
+    monkeypatch.setattr(local_csv, "PIECE", request.param)
 
 
 @pytest.mark.usefixtures("_in_pieces")
@@ -95,9 +95,31 @@ def test_a_line_that_ends_in_another_way_is_named(tmp_path: Path) -> None:
             assert str(refused.value).startswith(f"line {line} of {path} does not end as the first line break"), rows
 
 
+@pytest.mark.parametrize(
+    ("content", "header"),
+    [
+        (b"ticket_id,x\nA,1\n", ["ticket_id", "x"]),
+        (b"\r\n\xef\xbb\xbfa", ["\ufeffa"]),
+        (b'\xef\xbb\xbf"a ""b""\n,", c ,\r\n1', ['a "b"\n,', " c ", ""]),
+        (b"caf\xe9\n", ["caf\ufffd"]),
+        (b"\n", None),
+        (b"x" * 200_000, None),
+    ],
+    ids=["plain", "mark", "quotes", "bytes", "empty", "long"],
+)
+def test_the_header_is_the_first_row(tmp_path: Path, content: bytes, header: list[str] | None) -> None:
+    (tmp_path / "log.csv").write_bytes(content)
+    assert header_of(tmp_path / "log.csv") == header
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(content))
+    assert header_of(tmp_path / "log.csv.gz") == header
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(content)[:-9])
+    assert header_of(tmp_path / "cut.csv.gz") in (header, None)
+
+
 def test_what_cannot_be_unpacked_here_is_left_to_spark(tmp_path: Path) -> None:
     for name in ("log.csv.bz2", "log.csv.zst", "log.csv.gz"):
         (tmp_path / name).write_bytes(b'a,"b\n')
         refuse_flaws(tmp_path / name)
+        assert header_of(tmp_path / name) is None
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b'a,"b\n')[:-9])
     refuse_flaws(tmp_path / "cut.csv.gz")

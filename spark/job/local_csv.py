@@ -1,16 +1,19 @@
-"""Checks that Spark does not make: whether a quote of a CSV is never closed, and whether its lines end in several ways.
+"""Local CSVs, before Spark reads them: the header, and what Spark does not check.
 
+A quote may never be closed, and lines may end in several ways.
 Spark would take the rest of a file with such a quote for one cell, in silence. It takes the first line end of a file
 for that of all lines, so the carriage return of a later one would be a part of a cell: another ticket.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -36,8 +39,23 @@ class _Flaws:
 
 
 def is_searched(path: Path) -> bool:
-    """Whether ``refuse_flaws`` can read a local file."""
+    """Whether a local file can be read here."""
     return path.suffix.lower() not in _PACKED
+
+
+def header_of(path: Path) -> list[str] | None:
+    """The names of the columns; None: they cannot be read here, or there is no row. Bytes that are not UTF-8 become
+    U+FFFD.
+    """
+    if not is_searched(path):
+        return None
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as opened:
+            lines = TextIOWrapper(cast("BinaryIO", opened), "utf-8-sig", "replace", newline="")
+            return next(filter(None, csv.reader(lines)), None)
+    except (OSError, EOFError, zlib.error, csv.Error):
+        # Spark says what is wrong with it.
+        return None
 
 
 def refuse_flaws(path: Path) -> None:
