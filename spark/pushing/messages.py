@@ -282,7 +282,9 @@ def _due(events: DataFrame, name: str) -> Column:
             "string"
         )
     given = fn.when(column(name) != "", column(name))
-    at = fn.unix_millis(given.try_cast("timestamp")).cast("string")
+    # Spark takes a time without a date for one of today: another one tomorrow.
+    dated = fn.when(~given.rlike(r"^[\s\p{Cntrl}]*T?[0-9]{1,2}:"), given)
+    at = fn.unix_millis(dated.try_cast("timestamp")).cast("string")
     return fn.when(given.rlike("^[0-9]{5,}$"), given).otherwise(fn.coalesce(at, given))
 
 
