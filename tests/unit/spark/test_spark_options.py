@@ -23,6 +23,7 @@ from bridge.routing.connection import client
 from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
 from bridge.spark import RedisStateDataSource, RedisStreamDataSource
 from bridge.spark.wire.address import _check_fit, check_url, connect, without_secrets
+from bridge.spark.wire.options import nearest
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.limits import MAX_FIELDS
 from bridge.spark.write.options import WriteOptions, parse, parse_streaming
@@ -44,6 +45,11 @@ def test_options_are_known_in_any_case() -> None:
 
 def test_no_option_is_needed() -> None:
     assert parse({}) == WriteOptions()
+
+
+def test_the_names_in_an_error_are_on_one_line() -> None:
+    assert nearest("seq", ["seq\r"]) == r"; did you mean seq\x0d?"
+    assert nearest("other", ["a\nb", "c\x1b[1m"]) == r"; known are a\x0ab, c\x1b[1m"
 
 
 @pytest.mark.parametrize(
