@@ -8,6 +8,7 @@ A lane's hash (`bridge.routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.l
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -44,6 +45,9 @@ class UnservedTask:
         return "the consumers that can run it are away" if self.known else "no consumer has this task"
 
 
+_MEMBERS = tuple(field.name for field in dataclass_fields(UnservedTask) if field.name != "task")
+
+
 class Note(NamedTuple):
     """What the leader notes of one task."""
 
@@ -59,8 +63,9 @@ class Note(NamedTuple):
 
 
 def read_note(name: bytes, text: bytes) -> Note:
-    """One field of the hash, and its value."""
-    fields = orjson.loads(text)
+    """One field of the hash, and its value. Members of a later version of this format are left out."""
+    found = orjson.loads(text)
+    fields = {name: found[name] for name in (*_MEMBERS, "waited_s") if name in found}
     waited_s = float(fields.pop("waited_s"))
     fields["since_ms"] = int(fields["since_ms"])
     if not isinstance(fields.get("breaker", ""), str):

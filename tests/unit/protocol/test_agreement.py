@@ -125,3 +125,12 @@ def test_masters_with_another_filter_differ(server: EmbeddedServer) -> None:
     assert differences(mine, orjson.loads(orjson.dumps(mine))) == []
     [found] = differences(orjson.loads(orjson.dumps(mine)), orjson.loads(orjson.dumps(theirs)))
     assert found.startswith("bridge_filter is ")
+
+
+def test_the_order_of_names_and_values_of_a_filter_makes_no_difference(server: EmbeddedServer) -> None:
+    values = [f"v{n}" for n in range(30)]
+    mine = facts_of(make(server, "shop", filter={"kind": values, "region": "eu"}), master=True)
+    theirs = facts_of(make(server, "shop", filter={"region": "eu", "kind": values[::-1]}), master=True)
+    assert differences(mine, theirs) == []
+    # In another process a set has another order.
+    assert mine["settings"]["filter"] == {"wanted": [["kind", "kind", sorted(values)], ["region", "region", ["eu"]]]}

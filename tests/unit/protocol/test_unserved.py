@@ -21,5 +21,9 @@ def test_a_note_of_an_older_version_has_no_breaker() -> None:
     assert read_note(b"a", text) == Note(UnservedTask("a", 2, 7, 1700, True, "q", None), 0)
 
 
+def test_a_member_of_a_later_version_is_left_out() -> None:
+    assert read_note(b"shop.pay", TEXT.replace(b"{", b'{"more":[1],', 1)) == NOTE
+
+
 def test_all_notes_come_by_task() -> None:
     assert [one.task for one in read_unserved({b"b": TEXT, b"a": TEXT})] == ["a", "b"]
