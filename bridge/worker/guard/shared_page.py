@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
@@ -156,10 +157,15 @@ class SharedPage:
 
     # -- what an operator revoked ----------------------------------------------------------------------------------
 
-    def revoke(self, ids: Iterable[str]) -> None:
-        """Notes that the messages ``ids`` must not start. Only the main process calls this."""
+    def revoke(self, ids: Iterable[Any]) -> None:
+        """Notes that the messages ``ids`` must not start. Only the main process calls this.
+
+        Celery takes anything as an id, and keeps it over a restart. One that is no text is the id of no message.
+        """
         self._learn_revoked()
         for id_ in ids:
+            if not isinstance(id_, str):
+                continue
             digest = _digest(id_)
             if digest not in self._revoked:
                 count = self._numbers[_REVOKED]
@@ -328,7 +334,7 @@ def _padded(incarnation: str) -> bytes:
 
 
 def _digest(id_: str) -> bytes:
-    return blake2b(id_.encode(), digest_size=_DIGEST).digest()
+    return blake2b(id_.encode(errors="surrogatepass"), digest_size=_DIGEST).digest()
 
 
 def _memory_file() -> int:

@@ -334,6 +334,13 @@ def test_every_process_knows_a_revoked_id_also_after_old_ones_were_overwritten(
     assert not SharedPage.attach(shared.fd).is_revoked("1-0")
 
 
+@pytest.mark.parametrize("odd", [None, 7, 1.5, b"1-0", (), "\ud800", "", "x" * 100_000], ids=lambda one: ascii(one)[:9])
+def test_an_id_of_no_message_keeps_no_other_from_being_revoked(odd: object) -> None:
+    shared = SharedPage()
+    shared.revoke(["1-0", odd, "2-0"])
+    assert (shared.is_revoked("1-0"), shared.is_revoked("2-0"), shared.is_revoked("3-0")) == (True, True, False)
+
+
 def test_all_processes_see_the_servers_time() -> None:
     shared = SharedPage()
     # Not known yet: that of this machine
