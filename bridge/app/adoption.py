@@ -4,7 +4,7 @@ A task comes into the registry in many ways: ``@app.task``, ``shared_task``, ``r
 instance, a registry of another app, before `install`, or after the app was finalised. All of them end in the registry's
 ``__setitem__``, so tasks are adopted there. After that the classes of a task are, from the outside in:
 
-1. the task's own class: its ``__call__`` (`bridge.app.handling.enter`) and its strategy are the bridge's;
+1. the task's own class: its ``__call__`` (`bridge.app.handling.entry_of`) and its strategy are the bridge's;
 2. the user's classes, with their own ``__call__``, ``retry`` or handlers;
 3. `TicketTask`, then Celery's ``Task``.
 """
@@ -24,7 +24,7 @@ from celery.utils.imports import symbol_by_name
 
 from bridge.app.belonging import SubscriptionOf
 from bridge.app.eager import with_ticket_when_called
-from bridge.app.handling import before_start, enter, roll_back_in_run
+from bridge.app.handling import before_start_of, entry_of, roll_back_in_run
 from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
 from bridge.settings.lane import MOST_ATTEMPTS
@@ -64,13 +64,14 @@ def adopt(task: Any) -> None:
     own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
     outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
     outermost._bridge_outermost = outermost
-    outermost._bridge_ordinary_strategy = outermost.Strategy
-    outermost.Strategy = STRATEGY
+    if outermost.Strategy != STRATEGY:
+        outermost._bridge_ordinary_strategy = outermost.Strategy
+        outermost.Strategy = STRATEGY
     outermost._bridge_calls_run = _next_call(outermost) is TicketTask
-    outermost.__call__ = enter
+    outermost.__call__ = outermost._bridge_entry = entry_of(outermost)
     with_ticket_when_called(outermost)
     if task_has_custom(task, "before_start"):
-        outermost.before_start = before_start
+        outermost.before_start = before_start_of(outermost)
     _take_max_retries(outermost)
     task.__class__ = outermost
     # The tracer was built for the class before.
@@ -194,8 +195,10 @@ def _take_max_retries(cls: Any) -> None:
 
 
 def _next_call(cls: type) -> type:
-    """The next class after ``cls`` in its MRO that defines ``__call__``."""
-    return next(one for one in cls.__mro__[1:] if "__call__" in one.__dict__)
+    """The next class after ``cls`` in its MRO that defines ``__call__``, without those of other adopted tasks."""
+    return next(
+        one for one in cls.__mro__[1:] if "__call__" in one.__dict__ and "_bridge_outermost" not in one.__dict__
+    )
 
 
 def _subclass(cls: type, bases: tuple[type, ...]) -> type:

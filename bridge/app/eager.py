@@ -346,11 +346,13 @@ def with_ticket_when_called(cls: Any) -> None:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         # If a request is on the stack, Celery called it, or it was called as ``task(…)``.
         ticket = None if self.request_stack.top is not None else ticket_of_call(self, args, kwargs)
+        # A user's class may derive from this one.
+        body = self._bridge_body if type(self) is cls else cls.__dict__["_bridge_body"].__get__(self)
         if ticket is None:
-            return self._bridge_body(*args, **kwargs)
+            return body(*args, **kwargs)
         self.push_request(bridge_ticket=ticket, called_directly=True, headers={})
         try:
-            return self._bridge_body(*args, **kwargs)
+            return body(*args, **kwargs)
         finally:
             self.pop_request()
 

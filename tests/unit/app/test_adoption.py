@@ -149,6 +149,63 @@ def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body
     assert calls == [("before", None), ("body", None), ("after", None)]
 
 
+def derived_of(base: Any, how: str) -> Any:
+    """A class that a user derives from the class of another task."""
+
+    class Same(base):
+        name = "shop.derived"
+
+    class OtherBody(Same):
+        def run(self, ticket_id: str, payload: Any) -> str:
+            return f"other {ticket_id} {payload}"
+
+    class LongerBody(Same):
+        def run(self, ticket_id: str, payload: Any) -> str:
+            return f"longer {super().run(ticket_id, payload)}"
+
+    class Called(LongerBody):
+        def __call__(self, *args: Any, **kwargs: Any) -> str:
+            return f"called {super().__call__(*args, **kwargs)}"
+
+    class Starts(Called):
+        def before_start(self, *args: Any) -> None:
+            super().before_start(*args)
+
+    return {"same": Same, "body": OtherBody, "longer": LongerBody, "called": Called, "starts": Starts}[how]
+
+
+@pytest.mark.parametrize("how", ["same", "body", "longer", "called", "starts"])
+@pytest.mark.parametrize("first", ["class", "function"])
+@pytest.mark.parametrize("second", ["class", "base", "instance twice"])
+def test_a_class_may_derive_from_that_of_another_task(how: str, first: str, second: str) -> None:
+    def ends(app: Any) -> list[Any]:
+        def pay(self: Any, ticket_id: str, payload: Any) -> str:
+            return f"{self.name} {ticket_id} {payload}"
+
+        if first == "class":
+            paying = app.register_task(type("Pay", (Task,), {"name": "shop.pay", "run": pay})())
+        else:
+            paying = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, max_retries=7)
+        cls = derived_of(type(paying), how)
+        if second == "base":
+            task = app.task(pay, bind=True, name="shop.other", shared=False, lazy=False, base=cls)
+        else:
+            task = app.register_task(cls())
+        if second == "instance twice":
+            task = app.register_task(type("Third", (type(task),), {"name": "shop.third"})())
+        if isinstance(task, TicketTask):
+            adopt_all(app)
+            assert task._bridge_ordinary_strategy == Task.Strategy
+            assert handle(task, "T", 1).result == task("T", 1)
+        return [one(("T", 1)) for one in (lambda args: task(*args), lambda args: task.run(*args), task.apply)]
+
+    def plain(found: list[Any]) -> list[Any]:
+        *called, applied = found
+        return [*called, applied.get()]
+
+    assert plain(ends(install(make_app()))) == plain(ends(make_app()))
+
+
 def test_a_rollback_has_the_context_that_the_base_class_opens() -> None:
     app = install(make_app())
     calls: list[Any] = []

@@ -245,8 +245,12 @@ def test_messages_of_many_threads_are_handled_one_at_a_time_in_the_order_of_each
         running.pop()
 
     task = declare(app, nests)
+
+    def push_all(n: int) -> list[str]:
+        return [task.push(f"T{n}", [n, i]) for i in range(100)]
+
     with ThreadPoolExecutor(4) as threads:
-        pushes = [threads.submit(lambda n=n: [task.push(f"T{n}", [n, i]) for i in range(100)]) for n in range(4)]
+        pushes = [threads.submit(push_all, n) for n in range(4)]
         ids = [id_ for push in pushes for id_ in push.result()]
     assert len(set(ids)) == 400
     for n in range(4):
