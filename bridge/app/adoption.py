@@ -11,6 +11,7 @@ instance, a registry of another app, before `install`, or after the app was fina
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import getattr_static, unwrap
@@ -27,6 +28,7 @@ from bridge.app.eager import with_ticket_when_called
 from bridge.app.handling import before_start_of, entry_of, roll_back_in_run
 from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.text import error_text, one_line
 from bridge.settings.lane import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -51,11 +53,16 @@ def with_tickets(base: type) -> type:
         return base
     if issubclass(TicketTask, base):
         return TicketTask
-    return _subclass(base, (base, TicketTask))
+    try:
+        return _subclass(base, (base, TicketTask))
+    except Exception:
+        # Its tasks are refused when a process starts (`adopt_all`). Here an error would end the import of a user's
+        # module.
+        return base
 
 
 def adopt(task: Any) -> None:
-    """Makes ``task`` able to handle messages. Raises `TypeError` when its class cannot be extended."""
+    """Makes ``task`` able to handle messages. Raises what its classes raise where one of them cannot be extended."""
     cls = type(task)
     if "_bridge_outermost" in cls.__dict__ or not isinstance(task, Task):
         return
@@ -87,13 +94,16 @@ def adopt_all(app: Celery) -> None:
             continue
         try:
             adopt(task)
-        except TypeError as exc:
+            if isinstance(task, TicketTask):
+                # Celery applies `task_annotations` later than it registers the task.
+                _take_max_retries(type(task))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"task {name}: {exc}") from None
+        except Exception as exc:
             raise ConfigurationError(
-                f"task {name}: its class {type(task).__name__} cannot be extended: {exc}"
+                f"task {name}: its class {type(task).__name__} cannot be extended: {one_line(error_text(exc))}"
             ) from None
         if isinstance(task, TicketTask):
-            # Celery applies `task_annotations` later than it registers the task.
-            _take_max_retries(type(task))
             rollback = getattr_static(type(task), "bridge_rollback") is not None
             if rollback and not (
                 task._bridge_calls_run or task._bridge_rolls_back_in_run or unwrap(type(task).run) is Task.run
@@ -167,7 +177,7 @@ class _Adopting:
         if not name.startswith(CELERYS):
             # A task that cannot be adopted is refused when a process starts. Here an error would end the import of a
             # user's module.
-            with suppress(TypeError):
+            with suppress(Exception):
                 adopt(task)
         super().__setitem__(name, task)  # type: ignore[misc]
 
@@ -184,14 +194,23 @@ def _take_max_retries(cls: Any) -> None:
     """
     given = []
     if any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)]):
-        given.append(MOST_ATTEMPTS - 1 if cls.max_retries is None else int(cls.max_retries))
+        given.append(_retries(cls.max_retries))
     if getattr(cls, "autoretry_for", ()):
         of_autoretry = (getattr(cls, "retry_kwargs", None) or {}).get("max_retries")
         if of_autoretry is not None:  # Celery takes None as not given.
-            given.append(int(of_autoretry))
-    if given and (cls.bridge_max_attempts is None or "_bridge_attempts_of_retries" in cls.__dict__):
-        cls._bridge_attempts_of_retries = True
-        cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
+            given.append(_retries(of_autoretry))
+    if given and cls.bridge_max_attempts in (None, getattr(cls, "_bridge_attempts_of_retries", None)):
+        cls._bridge_attempts_of_retries = cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
+
+
+def _retries(most: Any) -> int:
+    """How often a task with this ``max_retries`` is retried. Celery compares only: infinity is no limit."""
+    if most is None or most == math.inf:
+        return MOST_ATTEMPTS - 1
+    try:
+        return max(int(most), 0)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationError(f"max_retries must be a number or None, not {most!r}") from None
 
 
 def _next_call(cls: type) -> type:

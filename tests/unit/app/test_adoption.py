@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import warnings
@@ -19,6 +20,7 @@ from bridge.app.adoption import STRATEGY, adopt_all
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
 from bridge.app.task import TicketTask
+from bridge.app.task_options import check_task_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
 from bridge.settings.lane import MOST_ATTEMPTS
@@ -276,6 +278,16 @@ class Sealed(Task):
         raise TypeError("Sealed is final")
 
 
+class MustRun(Task):
+    """A class whose subclasses must have a body of their own."""
+
+    abstract = True
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "run" not in cls.__dict__:
+            raise NotImplementedError
+
+
 class NoTask:
     name = "shop.none"
 
@@ -283,10 +295,14 @@ class NoTask:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Sealed(), "task shop.sealed: its class Sealed cannot be extended: Sealed is final"),
+        (Sealed(), "task shop.sealed: its class Sealed cannot be extended: TypeError: Sealed is final"),
+        (
+            type("Runs", (MustRun,), {"name": "shop.runs", "run": nothing})(),
+            "task shop.runs: its class Runs cannot be extended: NotImplementedError:",
+        ),
         (NoTask(), "task shop.none is NoTask, which is no subclass of celery.Task"),
     ],
-    ids=["final", "foreign"],
+    ids=["final", "must run", "foreign"],
 )
 def test_tasks_that_cannot_be_adopted_are_refused_at_start(task: Any, message: str) -> None:
     app = install(make_app())
@@ -294,6 +310,41 @@ def test_tasks_that_cannot_be_adopted_are_refused_at_start(task: Any, message: s
     with pytest.raises(ConfigurationError) as raised:
         adopt_all(app)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["declared", "annotated"])
+@pytest.mark.parametrize("most", ["many", math.nan, -math.inf, [3]])
+def test_a_max_retries_that_cannot_be_is_refused_at_start_and_ends_no_import(most: Any, late: bool) -> None:
+    app = install(make_app())
+    app.conf.task_annotations = {"shop.pay": {"max_retries": most}} if late else {}
+    app.task(nothing, name="shop.pay", shared=False, lazy=False, **({} if late else {"max_retries": most}))
+    with pytest.raises(ConfigurationError) as raised:
+        adopt_all(app)
+    assert str(raised.value) == f"task shop.pay: max_retries must be a number or None, not {most!r}"
+
+
+def test_a_base_class_that_cannot_be_extended_ends_no_import() -> None:
+    app = install(make_app())
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, base=MustRun)
+    assert task() is None
+    with pytest.raises(ConfigurationError, match=r"^task shop\.pay: its class nothing cannot be extended: "):
+        adopt_all(app)
+
+
+@pytest.mark.parametrize("given", [{}, {"bridge_max_attempts": 4}], ids=["not given", "given"])
+@pytest.mark.parametrize(("most", "attempts"), [(-1, 1), (-(10**30), 1), (0, 1), (2.5, 3), (6, 7)])
+@pytest.mark.parametrize("how", ["option", "annotation", "both", "derived"])
+def test_a_task_has_one_attempt_more_than_retries(how: str, most: Any, attempts: int, given: Any) -> None:
+    app = install(make_app())
+    options = {"max_retries": most, **given}
+    app.conf.task_annotations = {"shop.pay": options} if how in ("annotation", "both") else {}
+    declared = {"annotation": {}, "both": {"max_retries": 9}, "derived": {"max_retries": 9}}.get(how, options)
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **declared)
+    if how == "derived":
+        task = app.register_task(type("Derived", (type(task),), {"name": "shop.derived", **options})())
+    adopt_all(app)
+    assert task.bridge_max_attempts == given.get("bridge_max_attempts", attempts)
+    check_task_options(task.name, task)
 
 
 def test_a_task_that_bypassed_the_registry_is_adopted_at_start() -> None:
@@ -376,8 +427,8 @@ def test_the_retries_of_autoretry_are_kept(options: Any, error: type[Exception],
     assert began == list(range(1, attempts + 1))
 
 
-@pytest.mark.parametrize("max_retries", [None, MOST_ATTEMPTS, sys.maxsize, 10**30])
-def test_a_task_that_is_autoretried_for_ever_is(max_retries: int | None) -> None:
+@pytest.mark.parametrize("max_retries", [None, MOST_ATTEMPTS, sys.maxsize, 10**30, math.inf])
+def test_a_task_that_is_autoretried_for_ever_is(max_retries: float | None) -> None:
     app = install(make_app())
     given = {**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": max_retries}
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **given)
