@@ -307,7 +307,7 @@ class HttpConsumer:
         except HttpProblem as problem:
             if problem.status in OVER:
                 self._lose(incarnation)
-            elif problem.status != 503:
+            elif not problem.passes:
                 raise
             else:
                 self._stopping.wait(0.2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
+from bridge.consumer.http_calls import HttpProblem
 from bridge.consumer.http_consumer import LOST_STATUS
 from bridge.routing.message_options import EXPIRED
 from tests.unit.consumer.http_stub import NOW_MS, Stub, serving
@@ -59,6 +60,30 @@ def test_one_that_receives_nothing_at_once_pauses_longer_and_longer(
         consumer.run()
     # As often as it received nothing, and a message makes them short again.
     assert pauses[:10] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.3, 0.01, 0.02, 0.04])
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 520])
+@pytest.mark.parametrize("path", ["/register", "/next", "/acknowledge"])
+def test_an_answer_of_a_gateway_that_passes_costs_nothing(path: str, status: int, url: str, stub: Stub) -> None:
+    stub.add("T")
+    stub.gateway[path] = [status] * 2
+    assert handled(url, stub, lambda _message: None)["T"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize("path", ["/register", "/next", "/acknowledge"])
+def test_a_bug_of_the_masters_is_said(
+    path: str, url: str, stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bridge.consumer.http_calls.MOST_BUGS", 3)
+    stub.gateway[path] = [500] * 3
+    if path != "/acknowledge":
+        with pytest.raises(HttpProblem, match="500"):
+            handled(url, stub, lambda _message: None)
+    else:
+        with pytest.raises(AssertionError):
+            handled(url, stub, lambda _message: None)
+        assert "1 message cannot be acknowledged, and will come again: 500" in caplog.text
+    assert stub.gateway[path] == []
 
 
 def test_a_long_poll_that_brings_nothing_is_followed_by_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
