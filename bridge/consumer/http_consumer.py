@@ -347,7 +347,11 @@ class HttpConsumer:
             incarnation = work.incarnation
             with self._lock:
                 # Checked under the lock: `_lose` counts what runs under it.
-                if incarnation != self._incarnation or not self.holds:
+                if incarnation != self._incarnation:
+                    continue
+                if not self.holds:
+                    # An answer to a renewal may still come before `_watch` notices the end. Then it is given again.
+                    self._held.discard(work.item["fence"])
                     continue
                 self._running += 1
             try:

@@ -10,6 +10,7 @@ import pytest
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
 from bridge.consumer.http_calls import HttpProblem
 from bridge.consumer.http_consumer import LOST_STATUS
+from bridge.consumer.http_messages import Work
 from bridge.routing.message_options import EXPIRED
 from tests.unit.consumer.http_stub import NOW_MS, Stub, serving
 
@@ -162,6 +163,26 @@ def test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer(
     consumer = HttpConsumer(url, "h", handle, concurrency=1, wait_s=0)
     consumer.run()
     assert ended == [LOST_STATUS]
+
+
+def test_a_message_that_came_too_late_comes_again_when_the_renewal_is_answered_after_all(url: str, stub: Stub) -> None:
+    ran: list[str] = []
+    consumer = HttpConsumer(url, "h", lambda message: ran.append(message.message_id), wait_s=0)
+    # Given a message that is received when the deadline is over, and nobody has noticed that
+    consumer._register()
+    consumer._deadline_ns = 1
+    stub.add("T")
+    work = Work("i", stub.messages[0], None)
+    consumer._take(work)
+    consumer._work.put(None)
+    consumer._handle()
+    # When the renewal that was sent before is answered
+    consumer._renew("i")
+    # Then it is received again
+    consumer._take(work)
+    consumer._work.put(None)
+    consumer._handle()
+    assert ran == ["1-0"]
 
 
 def test_one_that_is_told_to_leave_registers_again_with_the_master_that_said_so(url: str, stub: Stub) -> None:
