@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from typing import Any
 
@@ -163,6 +165,38 @@ def test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer(
     consumer = HttpConsumer(url, "h", handle, concurrency=1, wait_s=0)
     consumer.run()
     assert ended == [LOST_STATUS]
+
+
+@pytest.mark.parametrize("first", ["wait", "set"], ids=["a signal in a wait", "a signal in the handler of another"])
+def test_stop_may_be_called_between_any_two_steps_of_its_own_thread(first: str) -> None:
+    ended: list[int] = []
+
+    def interrupted(n: int) -> bool:
+        """Whether there is an ``n``-th step, before which `stop` is called."""
+        consumer = HttpConsumer("http://127.0.0.1:9", "h", print)
+        steps = itertools.count()
+
+        def step(*_: Any) -> Any:
+            if next(steps) == n:
+                consumer.stop()
+            return step
+
+        sys.settrace(step)
+        consumer.stop() if first == "set" else consumer._stopping.wait(0.001)
+        sys.settrace(None)
+        ended.append(n)
+        return next(steps) > n
+
+    def all_steps() -> None:
+        for n in itertools.count():
+            if not interrupted(n):
+                return
+
+    thread = threading.Thread(target=all_steps, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), f"step {len(ended)} waits for ever"
+    assert len(ended) > 2
 
 
 def test_a_message_that_came_too_late_comes_again_when_the_renewal_is_answered_after_all(url: str, stub: Stub) -> None:
