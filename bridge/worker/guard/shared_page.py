@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
+from weakref import finalize
 
 from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
@@ -79,6 +80,8 @@ class SharedPage:
         self._revoked: set[bytes] = set()
         self._revoked_seen = 0
         if fd is None:
+            # A program may start and stop many workers.
+            finalize(self, os.close, self.fd).atexit = False
             self._numbers[_MAIN_START] = start_time(self._pid)
             self._numbers[_MAIN_PID] = self._pid
 

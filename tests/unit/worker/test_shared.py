@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -139,6 +140,19 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
     # The parent writes nothing more. The clock alone ends the lease
     shared.extend(now_ns() - 1)
     assert not in_a_child(lambda: shared.holds(LIFE))
+
+
+def test_the_file_is_closed_when_nobody_has_the_page_and_not_before() -> None:
+    shared = SharedPage()
+    fd = shared.fd
+    seen = SharedPage.attach(fd)
+    del seen
+    gc.collect()
+    os.fstat(fd)
+    del shared
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_a_process_that_gets_the_file_sees_the_page() -> None:
