@@ -41,7 +41,7 @@ EVERYTHING = 2**63 - 1
 # Words of the page, 8 bytes each.
 _DEADLINE, _RECALLED, _INCARNATION_NUMBER, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
 _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
-_SERVER_AHEAD = 12
+_SERVER_AHEAD, _LEFT = 12, 13
 _FIRST_ROW = 16
 _ROW = 5
 _PID, _START, _FENCE, _ROW_INCARNATION_NUMBER, _ASKED = range(_ROW)
@@ -108,6 +108,15 @@ class SharedPage:
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
         self._numbers[_DEADLINE] = 0
+
+    def leave(self) -> None:
+        """The worker has left the lane: no lease begins any more."""
+        self._numbers[_LEFT] = 1
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the worker has left the lane for good."""
+        return bool(self._numbers[_LEFT])
 
     def learn_server_time(self, server_ms: float) -> None:
         """The server just said that its time is ``server_ms`` (Unix ms)."""

@@ -15,6 +15,7 @@ import pytest
 from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard import shared_page as module
+from bridge.worker.guard.fencing import wait_s
 from bridge.worker.guard.processes import start_time
 from bridge.worker.guard.shared_page import EVERYTHING, INCARNATION_CHARS, Row, SharedPage
 
@@ -97,6 +98,16 @@ def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
     assert shared.holds(LIFE)
     shared.end()
     assert not shared.holds(LIFE)
+
+
+def test_a_lane_that_was_left_is_not_watched_closely() -> None:
+    shared = SharedPage()
+    shared.begin(LIFE, soon())
+    held = wait_s(shared, 6.0)
+    shared.end()
+    assert wait_s(shared, 6.0) < held / 10
+    shared.leave()
+    assert wait_s(shared, 6.0) == held
 
 
 def test_a_new_incarnation_ends_the_one_before() -> None:
