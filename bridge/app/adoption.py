@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from inspect import getattr_static, unwrap
 from types import FunctionType, new_class
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 from celery.app.registry import TaskRegistry
 from celery.app.trace import task_has_custom
-from celery.utils.imports import symbol_by_name
 
 from bridge.app.belonging import SubscriptionOf
 from bridge.app.eager import with_ticket_when_called
@@ -71,8 +71,9 @@ def adopt(task: Any) -> None:
     own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
     outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
     outermost._bridge_outermost = outermost
-    if outermost.Strategy != STRATEGY:
-        outermost._bridge_ordinary_strategy = outermost.Strategy
+    ordinary = getattr_static(outermost, "Strategy")
+    if ordinary != STRATEGY:
+        outermost._bridge_ordinary_strategy = ordinary
         outermost.Strategy = STRATEGY
     outermost._bridge_calls_run = _next_call(outermost) is TicketTask
     outermost.__call__ = outermost._bridge_entry = entry_of(outermost)
@@ -115,8 +116,11 @@ def adopt_all(app: Celery) -> None:
 
 def adopt_from_now_on(app: Celery) -> None:
     """Adopts the tasks that ``app`` has now, and each one that is registered later."""
-    base = app.__dict__.pop("Task", None) or app.task_cls
-    app.task_cls = with_tickets(symbol_by_name(base))
+    made = app.__dict__.pop("Task", None)
+    bound = partial(app.subclass_with_self, name="Task", attribute="_app", keep_reduce=True, abstract=True)
+    base = app.create_task_cls if made is None else partial(bound, made)
+    # Not `task_cls`: that is part of a pickled app, and a class that is made here is in no module.
+    app.create_task_cls = lambda: with_tickets(base())
 
     make = app._task_from_fun
 
@@ -140,9 +144,9 @@ def adopt_from_now_on(app: Celery) -> None:
     def register_task(task: Any, **options: Any) -> Any:
         if _makes_class.get():
             return task() if isinstance(task, type) else task
-        # Bind the class that the user gave, as Celery does. So a later instance of that class knows its app too.
+        # So a later instance of the class that the user gave knows its app, too. Celery binds it when the app is used.
         given: Any = task if isinstance(task, type) else type(task)
-        given.bind(app)
+        given._app = app
         return register(task, **options)
 
     app.register_task = _as_celerys(register_task)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ import celery.exceptions
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Retry
+from celery.utils.imports import symbol_by_name
 
 from bridge.app.adoption import STRATEGY, adopt_all
 from bridge.app.context import TicketContext
@@ -113,9 +116,14 @@ class Calls(Task):
             self.calls.append(("after", self.ticket and self.ticket.id))
 
 
-@pytest.mark.parametrize("kind", ["base", "task_cls", "app.Task before", "app.Task after", "of the app's", "class"])
+@pytest.mark.parametrize(
+    "kind", ["base", "task_cls", "app.Task before", "app.Task after", "of the app's", "class", "made by the app"]
+)
 def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body(kind: str) -> None:
     app = make_app(**({"task_cls": Calls} if kind == "task_cls" else {}))
+    if kind == "made by the app":
+        # As a subclass of Celery's app may do it
+        app.create_task_cls = lambda: Calls
     if kind == "app.Task before":
         app.Task = Calls
     install(app)
@@ -260,6 +268,44 @@ def test_methods_that_a_users_class_overrides_are_called() -> None:
     with on_ticket(task), pytest.raises(Retry) as raised:
         task()
     assert raised.value.when == 7
+
+
+def test_a_class_is_told_once_that_its_task_is_bound() -> None:
+    bound: list[tuple[str, Any]] = []
+
+    class Pay(Task):
+        name = "shop.pay"
+
+        @classmethod
+        def on_bound(cls, app: Any) -> None:
+            bound.append((cls.__name__, app))
+
+    app = install(make_app())
+    app.register_task(Pay())
+    assert bound == [("Pay", app)]
+    assert Pay().app is app
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod], ids=["static", "class"])
+def test_the_strategy_of_a_task_is_called_as_celery_does(kind: Any) -> None:
+    def given(*args: Any, **_: Any) -> Any:
+        return args
+
+    def strategy_of(app: Any) -> Any:
+        cls = type("Pay", (Task,), {"name": "shop.pay", "Strategy": kind(given)})
+        task = app.register_task(cls())
+        *owner, of, by, consumer = task.start_strategy(app, SimpleNamespace(controller=None))
+        return [one.__name__ for one in owner], of is task, by is app, consumer.controller
+
+    assert strategy_of(install(make_app())) == strategy_of(make_app())
+
+
+@pytest.mark.parametrize("task_cls", [None, Calls, "tests.unit.app.test_adoption:Calls"], ids=str)
+def test_an_app_can_be_pickled_as_before(task_cls: Any) -> None:
+    app = install(make_app(**({"task_cls": task_cls} if task_cls else {})))
+    app.task(nothing, name="shop.pay", shared=False, lazy=False)
+    again = pickle.loads(pickle.dumps(app))
+    assert (again.main, symbol_by_name(again.task_cls)) == ("shop", symbol_by_name(task_cls or "celery:Task"))
 
 
 def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
