@@ -66,6 +66,10 @@ def is_refusal(exc: Exception) -> bool:
     return is_forbidden(exc) or error_code(exc) == "WRONGTYPE"
 
 
+def _outage() -> Outage:
+    return Outage(logger, "trying to write an outcome until the lease ends")
+
+
 class OutcomeWriter:
     """Writes outcomes of one process, from any of its threads.
 
@@ -85,7 +89,7 @@ class OutcomeWriter:
         self._idle: list[Wire] = []
         self._made_client: Redis | None = None
         self._known_head = ("", b"")
-        self._outage = Outage(logger, "trying to write an outcome until the lease ends")
+        self._outage = _outage()
 
     def write(self, incarnation: str, outcomes: Sequence[Outcome], *, waits: bool = True) -> bool:
         """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void.
@@ -228,11 +232,13 @@ class OutcomeWriter:
         return self._made_client
 
     def _check_process(self) -> None:
-        # Connections that were open when this process was forked belong to the parent.
+        # Connections that were open when this process was forked belong to the parent. So does the outage that it had
+        # then: a thread of the parent may have held its locks, which nobody would release here.
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._idle = []
             self._made_client = None
+            self._outage = _outage()
 
 
 class UnderWay:
