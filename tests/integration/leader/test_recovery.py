@@ -416,6 +416,30 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("deed", [forget_worker, pytest.param(acknowledge_everything, marks=pytest.mark.long)])
+def test_beside_a_deleted_entry_the_others_in_flight_are_repaired_as_before(lane: LaneUnderTest, deed: Any) -> None:
+    # Given messages in flight at one worker, of which one was deleted from the stream
+    patient(lane).master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    worker.pause()
+    ids = [lane.push(f"T{n}", {"n": 0}) for n in range(4)]
+    [name] = [str(name) for name in lane.redis.hkeys(lane.keys.consumers)]
+    wait_until(lambda: set(lane.in_flight(name)) & set(ids), description="some in flight")
+    wait_until(lambda: lane.redis.xpending(lane.keys.stream, lane.keys.group)["pending"] == 4, description="all read")
+    flying = lane.in_flight(name)
+    assert len(flying) > 1
+    lane.redis.xdel(lane.keys.stream, flying[0])
+    # When somebody takes them all from the pending list, twice
+    for _ in range(2):
+        deed(lane)
+        # Then those that were not deleted are pending again
+        wait_until(lambda: set(flying[1:]) <= set(lane.in_flight(name)), description="a repair")
+    worker.resume()
+    wait_until(lambda: sum(len(lane.log(f"T{n}")) for n in range(4)) >= 3, description="the others")
+    assert lane.executions() <= 4
+
+
 def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTest) -> None:
     master = lane.master("m1")
     lane.worker("w1", "--concurrency=2")
