@@ -41,7 +41,7 @@ from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.refusing import Rejected
 from bridge.app.results import result_in
 from bridge.app.state_home import versions_of
-from bridge.consumer.writer import has_no_file_descriptor
+from bridge.link.outage import has_no_file_descriptor
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcome_limits import ERROR_CHARS
