@@ -275,6 +275,29 @@ def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -
     assert lane.count("tampered") == 0
 
 
+@pytest.mark.parametrize("deed", [destroy_group, pytest.param(remake_group, marks=pytest.mark.long)])
+def test_without_a_history_a_group_that_is_made_again_gets_no_dead_message(lane: LaneUnderTest, deed: Any) -> None:
+    # Given a ticket whose first message runs, so that the floor stays before it, and then messages that are dead
+    lane.env |= {"COUNTER_HISTORY": "0", "COUNTER_RETENTION": "null", "COUNTER_MAX_ATTEMPTS": "1"}
+    calm(lane).master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "gate": "gate"}, task="counter.held")
+    wait_until(lane.held, description="it to run")
+    dead = [lane.push(f"B{n}", {"n": 0, "until": 9}, task="counter.auto") for n in range(3)]
+    dead.append(lane.redis.xadd(lane.keys.stream, {"ticket_id": "C", "payload": "no JSON"}))
+    wait_until(lambda: lane.count("dead") == 4, description="the letters")
+    # When the group is made again
+    deed(lane)
+    wait_until(lambda: lane.count("regrouped") == 1, description="it to be repaired")
+    lane.open("gate")
+    lane.push("D", {"n": 0})
+    wait_until(lambda: lane.log("A") == lane.log("D") == [0], description="the rest")
+    # Then each has one letter
+    assert sorted(letter["message_id"] for letter in lane.dead_letters()) == sorted(dead)
+    assert lane.count("dead") == 4
+
+
 def acknowledge(lane: LaneUnderTest, shelf: str) -> None:
     lane.redis.xack(lane.keys.stream, lane.keys.group, *lane.in_flight(shelf)[:3])
 
