@@ -191,11 +191,11 @@ class Eager:
         try:
             while (message := self._next()) is not None:
                 if self._parked and (_lane_of(message.task).group, message.ticket_id) in self._parked:
-                    logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
+                    logger.warning("ticket %r is parked: message %s is not handled", message.ticket_id, message.id)
                     continue
                 handled = self._handle_all_attempts(message)
                 if handled.state == "dead":
-                    logger.error("message %s of ticket %s is dead: %r", message.id, message.ticket_id, handled.error)
+                    logger.error("message %s of ticket %r is dead: %r", message.id, message.ticket_id, handled.error)
                     first = first or handled.error
         except BaseException:
             with self._lock:

@@ -15,7 +15,6 @@ that was deleted. Where there is no stream, the script looks whether there shall
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -27,7 +26,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from bridge.link.connections import Wire, client, error_code, is_forbidden, is_full, is_outage
-from bridge.link.outage import Outage
+from bridge.link.outage import Outage, has_no_file_descriptor
 from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
 from bridge.routing.effects import Effect, Success, application, apply, codes_of, tell
@@ -47,18 +46,6 @@ RETRY_S = 0.05
 TIMEOUT_S = 2.0
 #: Seconds between two tries while the server refuses an outcome.
 REFUSED_RETRY_S = 0.25
-
-
-def has_no_file_descriptor(exc: BaseException | None) -> bool:
-    """Whether ``exc`` was raised since no file descriptor was left: the fault is this process's, not the server's."""
-    # An app makes the chain, which may be a circle. Their classes may define what is equal, so it goes by identity.
-    seen: set[int] = set()
-    while exc is not None and id(exc) not in seen:
-        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-            return True
-        seen.add(id(exc))
-        exc = exc.__cause__ if exc.__cause__ is not None else exc.__context__
-    return False
 
 
 def is_refusal(exc: Exception) -> bool:

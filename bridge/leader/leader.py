@@ -226,7 +226,7 @@ class Leader:
 
     def _rest(self) -> None:
         self._dead_log.close()
-        self._reads.rest()
+        self._reads.close()
         self._term.rest()
         # Only a notice asks for a look now.
         self.lease_watch.look_at = float("inf")

@@ -205,5 +205,4 @@ class UnknownTasks:
             ticket.spilled_from = None
         lane.put_first(ticket, message)
         error = f"{task}: {why}; it waited for {duration(int(self._after_s * 1000))} (bridge_unknown_after)"
-        logger.warning("ticket %r: message %s is dead: %s", ticket.id, id_, error)
         self._settling.give_up(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)

@@ -36,12 +36,18 @@ class Resting:
         #: Tickets whose backoff is over, in that order.
         self.due: dict[Ticket, None] = {}
 
+    @property
+    def messages(self) -> int:
+        """Known messages of these tickets. A ticket of which some were spilled before has more."""
+        return sum(ticket.waiting_known for ticket in self.tickets.values())
+
     def rests(self, ticket: Ticket) -> bool:
         return self.tickets.get(ticket.front_id) is ticket
 
     def put(self, ticket: Ticket, front_id: str) -> None:
         """Makes ``ticket`` rest. No message of it is in memory; ``front_id`` is the id of its oldest one."""
         ticket.front_id = front_id
+        ticket.waiting_known = 1
         self.tickets[front_id] = ticket
 
     def rest(self, ticket: Ticket) -> None:
@@ -53,6 +59,7 @@ class Resting:
             return
         self.put(ticket, window.drop_first(ticket).id)
         if ticket.waiting:
+            ticket.waiting_known += len(ticket.waiting)
             self._later[ticket] = [message.id for message in islice(ticket.waiting, LATER)]
         window.let_go(ticket)
         window.spilled.discard(ticket)
@@ -94,5 +101,6 @@ class Resting:
         later = self._later.setdefault(ticket, [])
         if len(later) < LATER:
             later.append(id_)
+        ticket.waiting_known += 1
         ticket.spilled_from = min(place, ticket.spilled_from or place)
         return True
