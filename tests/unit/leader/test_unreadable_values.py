@@ -1,8 +1,7 @@
-"""Values in the lane's hashes that a leader cannot read: it goes on without them, and logs each of them once."""
+"""Values in the lane's hashes that a leader cannot read: it goes on without them."""
 
 from __future__ import annotations
 
-import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +17,6 @@ from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
 from bridge.leader.duties import unknown_tasks
 from bridge.leader.duties.unknown_tasks import UnknownTasks
-from bridge.leader.step import unreadable
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.registration import ChangingFacts, Profile, Registrations, RunnableTasks
 from bridge.protocol.unserved import Note, UnservedTask
@@ -113,18 +110,3 @@ def test_a_new_leader_reads_all_other_notes(name: bytes, at: bytes, note: bytes)
         tasks.look()
     assert tasks._known["short"] == 7
     assert world.lane.stranded.waiting["long"].waited_s >= 1.5
-
-
-def test_each_value_is_logged_once_with_its_key_and_field(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(unreadable, "_said", set())
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            for value in (b"5", b"x\ny", b"x\nz"):
-                unreadable.read_all("lane:known", {b"shop.charge": value}, lambda _field, text: int(text))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"the field 'shop.charge' of the key lane:known cannot be read and is skipped: 'x {end}'; "
-        "delete it if no other version needs it"
-        for end in "yz"
-    ]

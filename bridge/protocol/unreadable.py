@@ -1,8 +1,8 @@
-"""Values of a lane's hashes that a leader cannot read: skipped, and logged once for each value.
+"""Values of a lane's hashes that a process cannot read: skipped, and logged once for each value.
 
 Somebody may have written one by hand, or damaged it, or it is of a version that writes another form. Raised, the error
-would end this leader, and the next one at every master, until somebody deletes the value: the whole lane would stand
-still for one field.
+would end a leader, and the next one at every master, until somebody deletes the value: the whole lane would stand
+still for one field. The port of a master would refuse each call of the consumer that the field is about.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 T = TypeVar("T")
 
-#: Key, field and value of what a leader of this process has logged.
+#: Key, field and value of what this process has logged.
 _said: set[tuple[str, bytes, bytes]] = set()
 
 
