@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,17 +10,27 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import orjson
+import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bridge
+from bridge.app.lanes import lane_of
 from bridge.leader.consumers import lost_runs, membership
 from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
 from bridge.leader.duties import unknown_tasks
 from bridge.leader.duties.unknown_tasks import UnknownTasks
+from bridge.leader.leader import Leader
+from bridge.link.connections import client
+from bridge.link.server_clock import ServerClock
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.registration import ChangingFacts, Profile, Registrations, RunnableTasks
 from bridge.protocol.unserved import Note, UnservedTask
+from bridge.routing.batch import Batch
+from bridge.stack.embedded import EmbeddedServer
+from tests.script_calls import lead
 from tests.unit.leader.lane_world import LaneWorld
 
 FACTS = ChangingFacts(1, RunnableTasks(["short"], [], {}, {"short": {"bundle": False}}))
@@ -110,3 +121,26 @@ def test_a_new_leader_reads_all_other_notes(name: bytes, at: bytes, note: bytes)
         tasks.look()
     assert tasks._known["short"] == 7
     assert world.lane.stranded.waiting["long"].waited_s >= 1.5
+
+
+def test_a_leader_names_a_counter_that_it_cannot_raise_once(
+    valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a leader, and a counter that somebody wrote by hand
+    app = Celery("shop", broker=valkey.url, set_as_current=False)
+    bridge.install(app)
+    lane = lane_of(app)
+    with client(valkey.url) as redis, client(valkey.url) as other:
+        keys = lane.settings.keys
+        redis.xgroup_create(keys.stream, keys.group, "0", mkstream=True)
+        token = lead(redis, keys, "m", 6000)[1]
+        leader = Leader(app, valkey.url, lane, token, ServerClock(6.0))
+        other.hset(keys.counts, "done", "garbage")
+        # When it counts in two steps
+        for _ in range(2):
+            leader._steps.advance(Batch(counts={"done": 1, "dead": 1}))
+        # Then it goes on, and has said so once
+        assert other.hget(keys.counts, "dead") == b"2"
+        leader.close()
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert line.startswith(f"the counter 'done' of the key {keys.counts} is not counted: ")
