@@ -14,7 +14,7 @@ from bridge.protocol.held_runs import read_held_runs
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
-from bridge.routing.groups import pending_summary
+from bridge.routing.groups import pending_summary, unless_missing
 from bridge.routing.ids import id_key
 from bridge.routing.text import printable
 
@@ -198,9 +198,18 @@ def full_name(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
     raise InputError(f"there is no consumer {printable(name)} ({there})")
 
 
-def name_of_pending(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
-    """As `full_name`, but any other name stays as it is: messages may be pending under it."""
-    return _meant(_registered(redis, lanes), name) or name
+def name_of_pending(redis: Redis, lanes: Sequence[LaneSettings], name: str) -> str:
+    """The name in the group that ``name`` means: itself, if it is the master's or messages are pending under it in one
+    of ``lanes``, or a consumer, as of `full_name`. Any other name stays as it is.
+    """
+    with redis.pipeline(transaction=False) as pipe:
+        for lane in lanes:
+            raw = name.encode(errors="surrogateescape")
+            pipe.execute_command("XPENDING", lane.stream, lane.group, "-", "+", 1, raw)
+        pages = [unless_missing(reply) for reply in pipe.execute(raise_on_error=False)]
+    if any(pages) or any(name == lane.master for lane in lanes):
+        return name
+    return _meant(_registered(redis, [lane.keys for lane in lanes]), name) or name
 
 
 def _registered(redis: Redis, lanes: Sequence[LaneKeys]) -> list[str]:

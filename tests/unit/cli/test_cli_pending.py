@@ -133,6 +133,33 @@ def test_filters(shell: CommandLine, lane: Lane, arguments: tuple[str, ...], pla
         assert shell("pending", *arguments).stdout == f"no such message is pending{hint}\n"
 
 
+@pytest.mark.parametrize("name", ["master", "theirs", "master/parked/D", "w1@here", "w1"])
+def test_a_name_in_the_group_is_meant_before_a_consumer_that_begins_with_it(
+    shell: CommandLine, lane: Lane, name: str
+) -> None:
+    busy(lane)
+    # Given consumers of which the name may be the part before the @
+    found = shell.json("pending", "--consumer", name)
+    assert found["messages"]
+    for host in ("a", "b"):
+        if "@" not in name and name != "w1":
+            lane.join(f"{name}@{host}")
+    # Then nothing changes
+    again = shell.json("pending", "--consumer", name)
+    assert rows(again) == rows(found)
+
+
+def test_the_masters_name_is_meant_also_when_it_has_nothing(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("master@a")
+    ids = lane.add("A")
+    lane.read()
+    lane.dispatch("master@a", "A", ids)
+    assert shell.json("pending", "--consumer", "master")["messages"] == []
+    assert len(shell.json("pending", "--consumer", "master@a")["messages"]) == 1
+
+
 def test_delayed_messages(shell: CommandLine, lane: Lane) -> None:
     ids = busy(lane)
     overtaken = lane.add("O", "H")
