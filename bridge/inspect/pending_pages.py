@@ -196,10 +196,14 @@ class _LanePages:
             pipe.execute_command("XPENDING", lane.stream, lane.group)
             reply = unless_missing(pipe.execute(raise_on_error=False)[0])
         shelves = lane.keys.parked_consumer(lane.master, "")
-        parked = wanted.state is PendingState.PARKED
         names = [name_in_group(raw) for raw in pending_summary(reply).under]
-        others = (lane.master, lane.keys.delayed_consumer(lane.master))
-        names = [name for name in names if name not in others and name.startswith(shelves) == parked]
+        if wanted.state is PendingState.PARKED:
+            names = [name for name in names if name.startswith(shelves)]
+        else:
+            # A stray may be under any name but these, also under that of another ticket that is parked.
+            others = (lane.master, lane.keys.delayed_consumer(lane.master))
+            flying = wanted.state is PendingState.IN_FLIGHT
+            names = [name for name in names if name not in others and not (flying and name.startswith(shelves))]
         return names if len(names) <= NAMES_ONE_BY_ONE else None
 
     def _commands(self, at: str | None, size: int, end: str = "+") -> list[list[Any]]:

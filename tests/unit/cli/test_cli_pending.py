@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bridge.cli.commands.pending import STATES
 from bridge.inspect import pending_pages
 from bridge.inspect.scans import PAGE_MAX
 from bridge.routing import records
@@ -158,6 +160,24 @@ def test_the_masters_name_is_meant_also_when_it_has_nothing(shell: CommandLine, 
     lane.dispatch("master@a", "A", ids)
     assert shell.json("pending", "--consumer", "master")["messages"] == []
     assert len(shell.json("pending", "--consumer", "master@a")["messages"]) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_filter_by_state_leaves_nothing_out(shell: CommandLine, lane: Lane, seed: int) -> None:
+    # Given a lane in which somebody claimed entries for any of the names, also for those of other tickets
+    dice = random.Random(seed)
+    ids = busy(lane)
+    names = ["master", "master/delayed", "master/parked/D", "master/parked/E", "w1@here", "w2@here", "theirs"]
+    for id_ in dice.sample(ids[:5], 3):
+        lane.redis.xclaim(lane.keys.stream, lane.keys.group, dice.choice(names), 0, [id_], justid=True)
+    # When filters look under fewer names than the whole list
+    whole = shell.json("pending", "--limit", "100")["messages"]
+    for word, state in STATES.items():
+        found = shell.json("pending", "--state", word)["messages"]
+        # Then they give what the list says
+        assert rows({"messages": found}) == rows({"messages": [one for one in whole if one["state"] == state.value]}), (
+            word
+        )
 
 
 def test_delayed_messages(shell: CommandLine, lane: Lane) -> None:
