@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.inspect.roster import Pending, registrations_of
+from bridge.inspect.roster import Pending
 from bridge.inspect.ticket_state import TicketState
 from bridge.routing import records
+from bridge.routing.groups import unless_missing
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -99,9 +100,9 @@ def _state(record: records.Record, due: bool) -> TicketState:
 
 def _aside(redis: Redis, lane: LaneSettings) -> dict[str, int]:
     keys = lane.keys
-    if not redis.exists(keys.tickets):
-        # No ticket has a record. There may be no group either.
-        return {}
-    summary: Any = redis.execute_command("XPENDING", keys.stream, keys.group)
-    registered: Any = redis.hgetall(keys.consumers)
-    return Pending.of(summary, lane, registrations_of(registered)).of_parked
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.execute_command("XPENDING", keys.stream, keys.group)
+        pipe.hkeys(keys.consumers)
+        # There may be records and no group: somebody destroyed it, and no master has made it again.
+        summary, names = [unless_missing(reply) for reply in pipe.execute(raise_on_error=False)]
+    return Pending.of(summary, lane, {name.decode(errors="replace") for name in names}).of_parked
