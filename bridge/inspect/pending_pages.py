@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from bridge.inspect.pending import PendingMessage, PendingPage, PendingState, Wanted
 from bridge.inspect.scans import FIRST_PAGE, LIMIT, PAGE_BYTES, PAGE_MAX, ticket_of
 from bridge.routing import records
-from bridge.routing.groups import name_in_group, pending_summary, shown_name, unless_missing
+from bridge.routing.groups import name_in_group, pending_summary, raw_name, shown_name, unless_missing
 from bridge.routing.ids import id_before, id_key, member_of, younger_than
 from bridge.routing.partitions import stream_id, suffix_of
 
@@ -213,7 +213,7 @@ class _LanePages:
         command = ["XPENDING", lane.stream, lane.group, *idle, *span, size]
         if self._names is None:
             return [command]
-        return [[*command, name.encode(errors="surrogateescape")] for name in self._names]
+        return [[*command, raw_name(name)] for name in self._names]
 
     def _rows(self, at: str | None, size: int) -> list[_Row]:
         commands = self._commands(at, size)

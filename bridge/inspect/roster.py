@@ -14,7 +14,7 @@ from bridge.protocol.held_runs import read_held_runs
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.protocol.registration import Registration, read_registration
 from bridge.routing.errors import InputError
-from bridge.routing.groups import pending_summary, unless_missing
+from bridge.routing.groups import pending_summary, raw_name, unless_missing
 from bridge.routing.ids import id_key
 from bridge.routing.text import printable
 
@@ -204,8 +204,7 @@ def name_of_pending(redis: Redis, lanes: Sequence[LaneSettings], name: str) -> s
     """
     with redis.pipeline(transaction=False) as pipe:
         for lane in lanes:
-            raw = name.encode(errors="surrogateescape")
-            pipe.execute_command("XPENDING", lane.stream, lane.group, "-", "+", 1, raw)
+            pipe.execute_command("XPENDING", lane.stream, lane.group, "-", "+", 1, raw_name(name))
         pages = [unless_missing(reply) for reply in pipe.execute(raise_on_error=False)]
     if any(pages) or any(name == lane.master for lane in lanes):
         return name

@@ -17,7 +17,7 @@ from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.protocol.agreement import refuse_newer
 from bridge.routing.errors import OrderFailed
-from bridge.routing.groups import groups_in
+from bridge.routing.groups import groups_in, name_in_group
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import read_token
 from bridge.routing.retiring import retire
@@ -134,7 +134,7 @@ def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneK
     names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in found}
     try:
         groups = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
-        names |= {name.decode(errors="surrogateescape") for name in groups}
+        names |= {name_in_group(name) for name in groups}
     except ResponseError as exc:
         if "no such key" not in str(exc):
             raise

@@ -195,6 +195,39 @@ def test_dead_letters_of_an_app_are_not_dropped_by_one_without_a_name(
     assert redis.xlen(keys.dead) == 1
 
 
+#: Names of groups of another program.
+FOREIGN = [b"foreign\xff", b"\xc3", "\xfcn\xef:%FF".encode(), b"a b\n\x00", b"%s{}"]
+
+
+@pytest.mark.parametrize("group", FOREIGN, ids=ascii)
+def test_a_stream_is_retired_with_a_group_of_any_name(shell: CommandLine, redis: Any, group: bytes) -> None:
+    redis.xadd("orders", {"ticket_id": "A", "payload": "{}"})
+    redis.xgroup_create("orders", group, "0")
+    redis.set(b"{orders}:" + group, "of this program")
+    refused = shell("stream", "retire", "orders", "--yes")
+    assert "has not read all its messages" in refused.stderr
+    redis.xgroup_setid("orders", group, "$")
+    looked = shell.json("stream", "retire", "orders", "--dry-run")
+    assert group.decode(errors="replace") in looked["groups"]
+    retired = shell("stream", "retire", "orders", "--yes")
+    assert (retired.exit_code, redis.keys(b"*" + group)) == (0, []), retired.stderr
+    assert not redis.exists("orders")
+
+
+@pytest.mark.parametrize("group", FOREIGN, ids=ascii)
+def test_a_stream_is_split_with_a_group_of_any_name(shell: CommandLine, redis: Any, group: bytes) -> None:
+    redis.xadd("orders:v2", {"ticket_id": "A", "payload": "{}"})
+    redis.xgroup_create("orders:v2", "concurrency_stream_group", "$")
+    redis.xgroup_create("orders:v2", group, "0")
+    waits = shell("stream", "repartition", "2", "--timeout", "0")
+    assert "has messages that group " in waits.stderr
+    redis.xgroup_setid("orders:v2", group, "$")
+    split = shell("stream", "repartition", "2", "--timeout", "20")
+    assert (split.exit_code, redis.exists("orders:v2")) == (0, 0), split.stderr
+    streams = shell.json("stream", "info")["streams"]
+    assert [group in [one["name"] for one in redis.xinfo_groups(stream)] for stream in streams] == [True, True]
+
+
 @pytest.mark.parametrize(("partitions", "done"), [("1", True), ("2", False)])
 def test_a_dry_run_of_a_repartition_is_done_if_there_is_nothing_to_do(
     shell: CommandLine, redis: Any, partitions: str, done: bool
