@@ -150,7 +150,8 @@ def _check(fields: Mapping[str, Any]) -> None:
     dicts = [fields.get(name) or {} for name in ("elsewhere", "traits", "settings")]
     if not (
         all(isinstance(one, str) for one in texts)
-        and all(isinstance(one, dict) for one in (*dicts, *dicts[1].values()))
+        and all(isinstance(one, dict) for one in dicts)
+        and all(isinstance(one, dict) for one in dicts[1].values())
         and isinstance(fields.get("lease_ms") or 0, int)
     ):
         raise TypeError("a value of another type")

@@ -51,3 +51,8 @@ def read_all(key: str, found: Mapping[bytes, bytes], read: Callable[[bytes, byte
         except UNREADABLE:
             skip(key, field, value)
     return readable
+
+
+def read_one(key: str, field: bytes, value: bytes | None, read: Callable[[bytes], T]) -> T | None:
+    """What ``read`` makes of the value of one field; None: there is none, or it cannot be read."""
+    return read_all(key, {} if value is None else {field: value}, lambda _field, text: read(text)).get(field)

@@ -15,6 +15,9 @@ import orjson
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: The latest time that a note may have.
+LATEST_MS = 2**53
+
 
 @dataclass(frozen=True)
 class UnservedTask:
@@ -65,6 +68,9 @@ def read_note(name: bytes, text: bytes) -> Note:
     fields["since_ms"] = int(fields["since_ms"])
     if not isinstance(fields.get("breaker", ""), str):
         raise TypeError("a value of another type")
+    if abs(fields["since_ms"]) > LATEST_MS:
+        # The leader writes it again, and orjson writes no number of more than 64 bits.
+        raise ValueError("a time that no clock shows")
     return Note(UnservedTask(name.decode(), **fields), waited_s)
 
 

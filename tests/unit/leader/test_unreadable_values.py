@@ -32,26 +32,12 @@ from bridge.routing.batch import Batch
 from bridge.stack.embedded import EmbeddedServer
 from tests.script_calls import lead
 from tests.unit.leader.lane_world import LaneWorld
+from tests.unreadable_values import JSON, like
 
 FACTS = ChangingFacts(1, RunnableTasks(["short"], [], {}, {"short": {"bundle": False}}))
 REGISTRATION = Profile("queue:w1", FACTS, "prefork", 7, 1.5, {}).text("life1", 2.5, 6000)
 ORDER = DrainOrder(7, 1.5).text().encode()
 NOTE = Note(UnservedTask("long", 1, 1, 7, False, None, None), 1.5).text()
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(max_size=5), some, max_size=3),
-    max_leaves=4,
-)
-
-
-def like(text: bytes) -> st.SearchStrategy[bytes]:
-    """Values in the place of ``text``: of any form, or it with one field changed, or taken away."""
-    fields = orjson.loads(text)
-    name = st.sampled_from(sorted(fields))
-    changed = st.builds(lambda name, value: orjson.dumps({**fields, name: value}), name, JSON)
-    lacking = name.map(lambda name: orjson.dumps({key: fields[key] for key in fields if key != name}))
-    return st.binary(max_size=9) | JSON.map(orjson.dumps) | changed | lacking | st.just(b"1e999")
 
 
 class Redis:
