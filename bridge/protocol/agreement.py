@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.protocol.registration import HTTP
+from bridge.protocol.unreadable import Skip, read_one, skip
 from bridge.routing.errors import ConfigurationError, LaneGone
 from bridge.routing.membership import meet
 from bridge.routing.return_codes import ReturnCode, text_of
@@ -144,5 +145,15 @@ def leads_http(text: bytes | None) -> bool:
 
 
 def leaders_facts(text: bytes | None) -> dict[str, Any]:
-    """The facts in the field ``master`` of the hash ``about``; empty when nobody has led."""
-    return {} if text is None else dict(orjson.loads(text))
+    """The facts in the field ``master`` of the hash ``about``; empty when nobody has led. Raises where they cannot be
+    read.
+    """
+    found = {} if text is None else dict(orjson.loads(text))
+    if not isinstance(found.get("settings") or {}, dict):
+        raise TypeError("a value of another type")
+    return found
+
+
+def readable_facts(keys: LaneKeys, text: bytes | None, skip: Skip = skip) -> dict[str, Any]:
+    """As `leaders_facts`; also empty where they cannot be read. The next leader writes them again."""
+    return read_one(keys.about, b"master", text, leaders_facts, skip) or {}

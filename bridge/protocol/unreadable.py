@@ -7,14 +7,13 @@ still for one field. The port of a master would refuse each call of the consumer
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from celery.utils.log import get_logger
-
 from bridge.routing.text import one_line
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 #: Most values that are remembered as logged, and how many characters of one are shown.
 SAID = 1000
@@ -23,7 +22,12 @@ SHOWN_CHARS = 120
 #: What a reader raises for a value of another form.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
+#: What to do about one.
+ADVICE = "delete it if no other version needs it"
+
 T = TypeVar("T")
+#: Gets the key, the field and the value of what cannot be read.
+Skip = Callable[[str, bytes, bytes], None]
 
 #: Key, field and value of what this process has logged.
 _said: set[tuple[str, bytes, bytes]] = set()
@@ -35,14 +39,29 @@ def skip(key: str, field: bytes, value: bytes) -> None:
     if said in _said or len(_said) >= SAID:
         return
     _said.add(said)
-    name = one_line(field.decode(errors="replace"), SHOWN_CHARS)
-    where = f"the field {name!r} of the key {key}" if field else f"the key {key}"
-    shown = one_line(value.decode(errors="replace"), SHOWN_CHARS)
-    logger.error("%s cannot be read and is skipped: %r; delete it if no other version needs it", where, shown)
+    logger.error("%s", skipped(key, field, value))
 
 
-def read_all(key: str, found: Mapping[bytes, bytes], read: Callable[[bytes, bytes], T]) -> dict[bytes, T]:
-    """What ``read`` makes of each field of the hash ``key`` and its value, without those that it cannot read."""
+def skipped(key: str, field: bytes, value: bytes) -> str:
+    """One sentence: a value is skipped, and what to do. As for `skip`."""
+    return f"{place(key, field)} cannot be read and is skipped: {_shown(value)!r}; {ADVICE}"
+
+
+def place(key: str, field: bytes) -> str:
+    """Where a value is."""
+    return f"the field {_shown(field)!r} of the key {key}" if field else f"the key {key}"
+
+
+def _shown(raw: bytes) -> str:
+    return one_line(raw.decode(errors="replace"), SHOWN_CHARS)
+
+
+def read_all(
+    key: str, found: Mapping[bytes, bytes], read: Callable[[bytes, bytes], T], skip: Skip = skip
+) -> dict[bytes, T]:
+    """What ``read`` makes of each field of the hash ``key`` and its value, without those that it cannot read. ``skip``
+    gets these.
+    """
     readable: dict[bytes, T] = {}
     for field, value in found.items():
         try:
@@ -53,6 +72,6 @@ def read_all(key: str, found: Mapping[bytes, bytes], read: Callable[[bytes, byte
     return readable
 
 
-def read_one(key: str, field: bytes, value: bytes | None, read: Callable[[bytes], T]) -> T | None:
+def read_one(key: str, field: bytes, value: bytes | None, read: Callable[[bytes], T], skip: Skip = skip) -> T | None:
     """What ``read`` makes of the value of one field; None: there is none, or it cannot be read."""
-    return read_all(key, {} if value is None else {field: value}, lambda _field, text: read(text)).get(field)
+    return read_all(key, {} if value is None else {field: value}, lambda _field, text: read(text), skip).get(field)
