@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 
 from bridge.inspect.pending import PendingMessage, PendingPage, PendingState, Wanted
 from bridge.inspect.scans import FIRST_PAGE, LIMIT, PAGE_BYTES, PAGE_MAX, ticket_of
+from bridge.protocol.unreadable import read_all
 from bridge.routing import records
 from bridge.routing.groups import name_in_group, pending_summary, raw_name, shown_name, unless_missing
 from bridge.routing.ids import id_before, id_key, member_of, younger_than
@@ -153,7 +154,9 @@ class _LanePages:
             rows = _merged(pages, size)
             if all(row.id in self._tickets for row in rows):
                 break
-        known = {ticket: records.parse(text) for ticket, text in zip(tickets, texts, strict=False) if text is not None}
+        there = {name.encode(): text for name, text in zip(tickets, texts, strict=False) if text is not None}
+        read = read_all(keys.tickets, there, lambda _name, text: records.parse(text))
+        known = {name.decode(): record for name, record in read.items()}
         # Others became pending during this read.
         return [self._message(row, known) for row in rows if row.id in self._tickets]
 

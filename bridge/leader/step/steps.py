@@ -18,6 +18,7 @@ from bridge.protocol.envelope import OPENING, Envelopes
 from bridge.protocol.names import WorkerRequest
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.routing.batch import Batch, Dispatch
+from bridge.routing.counters import uncounted
 from bridge.routing.ids import id_key
 from bridge.routing.transitions import Advanced, advance
 
@@ -119,8 +120,7 @@ class Steps:
         for name, why in done.uncounted:
             if name not in self._uncounted:
                 self._uncounted.add(name)
-                text = "the counter %r of the key %s is not counted: %s; write a number there, rather too large a one"
-                logger.error(text, name, self._term.keys.counts, why)
+                logger.error("%s", uncounted(self._term.keys.counts, name, why))
         for listener in self.after_write:
             listener(done, batch)
 

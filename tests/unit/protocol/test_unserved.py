@@ -31,4 +31,7 @@ def test_a_time_that_could_not_be_written_again_is_refused(since_ms: float) -> N
 
 
 def test_all_notes_come_by_task() -> None:
-    assert [one.task for one in read_unserved({b"b": TEXT, b"a": TEXT})] == ["a", "b"]
+    bad: list[tuple[str, bytes, bytes]] = []
+    found = {b"b": TEXT, b"c": b"garbage", b"a": TEXT}
+    assert [one.task for one in read_unserved("k", found, lambda *one: bad.append(one))] == ["a", "b"]
+    assert bad == [("k", b"c", b"garbage")]
