@@ -62,8 +62,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
     ``declared``: the app names it, so its lanes become the app's. Raises `ConfigurationError` and `InputError`, one
     line, before anything was changed, `LaneGone` when the stream got another layout just now, and redis errors.
     """
-    for lane in lanes:
-        refuse_other(redis, app, lane)
+    refuse_other(redis, app, *lanes)
     if all(_group(redis, lane) is not None for lane in lanes):
         raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
     for lane, start in zip(lanes, _starts(redis, lanes, position), strict=True):
@@ -150,8 +149,7 @@ def check_removal(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], stat
     """Raises `ConfigurationError` or `InputError`, one line, when the subscription is another app's, is not there, or
     has live workers or masters.
     """
-    for lane in lanes:
-        refuse_other(redis, app, lane, nameless=True)
+    refuse_other(redis, app, *lanes, nameless=True)
     is_there = (_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes)
     if not states.is_left and not any(is_there):
         raise InputError(f"there is no subscription {lanes[0].group} on {_streams(lanes)}; `bridge subscription list`")
