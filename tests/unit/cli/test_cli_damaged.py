@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from bridge.operate.draining import wait_empty
 from bridge.protocol import unreadable
 from bridge.protocol.agreement import leaders_facts
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
@@ -18,6 +19,8 @@ from bridge.protocol.unreadable import UNREADABLE
 from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing import records
 from bridge.routing.batch import Batch
+from bridge.routing.connection import with_raw_replies
+from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, Lane, command_line
 
@@ -150,3 +153,11 @@ def test_a_lane_is_not_deleted_while_a_registration_in_it_cannot_be_read(shell: 
     assert f"the field 'w2@h' of the key {lane.keys.consumers} cannot be read, so its consumer may be" in refused.stderr
     lane.redis.hdel(lane.keys.consumers, "w2@h")
     assert shell(*remove).exit_code == 0
+
+
+def test_a_drain_waits_for_a_consumer_whose_registration_cannot_be_read(lane: Lane) -> None:
+    lane.redis.hset(lane.keys.consumers, "w1@h", "garbage")
+    told: list[int] = []
+    with pytest.raises(OrderFailed, match=r"1 message in flight after .*; it goes on draining"):
+        wait_empty(with_raw_replies(lane.redis), [lane.keys], "w1@h", 0, told.append)
+    assert told == [1]
