@@ -23,8 +23,9 @@ class LaneKeys:
 
     @cached_property
     def prefix(self) -> str:
-        # The group is quoted: a colon in it could otherwise make the keys of two lanes collide.
-        return f"{{{self.stream}}}:{quote(self.group, safe='@.-_')}"
+        # The group is quoted: a colon in it could otherwise make the keys of two lanes collide. Another program's group
+        # need not be UTF-8.
+        return f"{{{self.stream}}}:{quote(self.group, safe='@.-_', errors='surrogateescape')}"
 
     @cached_property
     def leader(self) -> str:

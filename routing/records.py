@@ -148,10 +148,22 @@ def record(fence: int, rest: str) -> str:
 
 
 def parse(text: bytes | str) -> Record:
-    """Parses the record in ``text``. Raises ValueError when it is not a record."""
-    fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
+    """Parses the record in ``text``. Raises ValueError when it is not a record: somebody wrote it by hand."""
+    try:
+        fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
+        losses, lost = more or (0, None)
+        lost_attempt = LostAttempt(*lost) if lost is not None else None
+    except TypeError as exc:
+        raise ValueError(f"no ticket record: {exc}") from None
+    if not (
+        all(type(one) is int for one in (fence, attempt, at_ms, losses))
+        and all(isinstance(one, str) for one in (consumer, incarnation, cause))
+        and isinstance(ids, list)
+        and all(isinstance(one, str) for one in ids)
+    ):
+        raise ValueError("a ticket record with a value of another type")
     if count != len(ids):
         raise ValueError(f"a ticket record says {count} messages and names {len(ids)}")
-    losses, lost = more or (0, None)
-    lost_attempt = LostAttempt(*lost) if lost is not None else None
+    if not ids and fence != PARKED:
+        raise ValueError("a ticket record without messages")
     return Record(fence, consumer, incarnation, attempt, tuple(ids), at_ms, cause, losses, lost_attempt)

@@ -36,7 +36,7 @@ from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
-from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.agreement import differences, readable_facts
 from bridge.protocol.held_runs import HeldRuns
 from bridge.protocol.registration import readable_or_none
 from bridge.routing.errors import DuplicateConsumer, LaneGone
@@ -306,7 +306,7 @@ class Lease:
 
     def _warn_of_differences(self) -> None:
         """Logs how this worker differs from the leader. Called when the worker sees a new leader."""
-        for difference in differences(self._profile.facts, leaders_facts(self._master)):
+        for difference in differences(self._profile.facts, readable_facts(self._lane.keys, self._master)):
             logger.warning("this worker differs from the master that leads: %s", difference)
 
     def _report_changes(self) -> None:

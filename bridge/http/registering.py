@@ -26,6 +26,7 @@ from bridge.protocol.agreement import facts, leads_http
 from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.health_url import checked_health_url
 from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, readable_or_none
+from bridge.protocol.unreadable import read_one
 from bridge.routing.http_consumers import Enlisting, Heartbeat, enlist, heartbeat, leave
 from bridge.routing.membership import NO_LIFE
 from bridge.routing.return_codes import ReturnCode
@@ -135,7 +136,7 @@ class Registry:
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        if not all(leads_http(text) for text in replies[1::2]):
+        if not all(map(_leads_http, lanes, replies[1::2])):
             raise unavailable("a master of an older version leads this subscription: upgrade the masters first")
         enlisting = [
             Enlisting(
@@ -188,11 +189,17 @@ class Registry:
         return found
 
     def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
-        """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
+        """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again.
+
+        An order that cannot be read is skipped, as the leader does: it does not drain the consumer either.
+        """
         lanes = self._subscriptions().get(incarnation.subscription, ())
         if not _serves(incarnation.streams, _streams_of(lanes)):
             return LEAVE
-        drained = any(text and read_drain_order(text).started == incarnation.started for text in found.drains)
+        name = incarnation.name.encode()
+        by_lane = zip(incarnation.lanes, found.drains, strict=True)
+        orders = (read_one(keys.drains, name, text or None, read_drain_order) for keys, text in by_lane)
+        drained = any(order is not None and order.started == incarnation.started for order in orders)
         return QUIET if drained else GO_ON
 
     async def leave(self, incarnation: Incarnation) -> None:
@@ -200,6 +207,13 @@ class Registry:
         redis = await self._site.redis()
         if await leave(redis, incarnation.lanes, incarnation.name, incarnation.id) is ReturnCode.LATE:
             raise lease_over()
+
+
+def _leads_http(lane: AppLane, text: bytes | None) -> bool:
+    """`leads_http` of a lane. What cannot be read is not from a master: it says nothing, and the next leader writes it
+    again.
+    """
+    return read_one(lane.settings.keys.about, b"master", text, leads_http) is not False
 
 
 def _serves(serves: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]]) -> bool:

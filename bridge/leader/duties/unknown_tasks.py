@@ -21,8 +21,8 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
-from bridge.leader.step import unreadable
 from bridge.leader.stream.by_id import message_of
+from bridge.protocol import unreadable
 from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing.batch import Batch
 from bridge.routing.ids import place_after

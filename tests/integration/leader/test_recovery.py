@@ -313,7 +313,7 @@ def test_without_a_history_a_group_that_is_made_again_gets_no_dead_message(lane:
     lane.push("A", {"n": 0, "gate": "gate"}, task="counter.held")
     wait_until(lane.held, description="it to run")
     dead = [lane.push(f"B{n}", {"n": 0, "until": 9}, task="counter.auto") for n in range(3)]
-    dead.append(lane.redis.xadd(lane.keys.stream, {"ticket_id": "C", "payload": "no JSON"}))
+    dead.append(str(lane.redis.xadd(lane.keys.stream, {"ticket_id": "C", "payload": "no JSON"})))
     wait_until(lambda: lane.count("dead") == 4, description="the letters")
     # When the group is made again
     deed(lane)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import orjson
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.routing import records
+from tests.unreadable_values import JSON
 
 IDS = st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), min_size=1, max_size=5)
 TEXT = st.text(max_size=20)
@@ -47,3 +49,17 @@ def test_the_fence_of_a_message_that_awaits_a_retry_is_zero() -> None:
 def test_an_invalid_record_is_an_error(text: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         records.parse(text)
+
+
+@given(st.data())
+def test_what_is_no_record_is_a_value_error(data: st.DataObject) -> None:
+    good = orjson.loads(records.record(7, records.tail("w1@h", "life", 2, ["1-0"], 5, "ValueError: no")))
+    place = data.draw(st.integers(0, len(good) - 1))
+    changed = [*good[:place], data.draw(JSON), *good[place + 1 :]]
+    text = data.draw(st.binary(max_size=9) | JSON.map(orjson.dumps) | st.just(orjson.dumps(changed)))
+    with suppress(ValueError):
+        record = records.parse(text)
+        # What is read can be shown, and compared
+        assert {type(one) for one in (record.fence, record.attempt, record.at_ms, record.losses)} == {int}
+        assert {type(one) for one in (record.consumer, record.cause, *record.ids)} == {str}
+        assert record.ids or record.parked
