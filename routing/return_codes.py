@@ -31,6 +31,7 @@ class ReturnCode(Enum):
     NEWER = "NEWER"
     OTHER = "OTHER"
     AGAIN = "AGAIN"
+    FOREIGN = "FOREIGN"
     STALE = "STALE"
     UNKNOWN = "UNKNOWN"
     WAIT = "WAIT"
