@@ -166,7 +166,7 @@ class Planner:
         alone: list[Ticket] = []
         mates: list[Ticket] = []
         lane = self._lane
-        fresh = {ticket for ticket in tickets if ticket in lane.fresh_ready} if lane.fresh_ready else None
+        fresh = {ticket for ticket in tickets if ticket in lane.fresh_ready} if lane.fresh_ready else frozenset()
         lane.were_sent(tickets)
         for ticket in tickets:
             ticket.queued = False
@@ -178,7 +178,7 @@ class Planner:
             bundled = consumer.takes_bundles and ticket.lost is None and self._bundled(head, service)
             (mates if bundled else alone).append(ticket)
         for ticket in alone:
-            self._send(consumer, [(ticket, 1)], batch, dispatched, at_ms)
+            self._send(consumer, [(ticket, 1)], batch, dispatched, at_ms, first=ticket in fresh)
         if fresh and mates:
             # In parcels of their own, which the worker runs first: in one, or in one for each slot that is idle.
             first = [(ticket, 1) for ticket in mates if ticket in fresh]

@@ -97,7 +97,9 @@ class TicketRecords(Ready):
         consumer = ticket.consumer
         assert consumer is not None
         ids = [message.id for message in ticket.run]
-        cause = "" if ticket.park_reason is None else records.PARK_AFTER + ticket.park_reason
+        cause = ticket.cause if ticket.nacked else ""
+        if ticket.park_reason is not None:
+            cause = records.PARK_AFTER + ticket.park_reason
         why = (cause, ticket.losses, ticket.lost)
         ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *why)
         ticket.record = records.record(ticket.fence, ticket.tail)

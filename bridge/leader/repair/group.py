@@ -24,6 +24,7 @@ hand), its pending list says what was read, and the history goes on saying what 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -107,7 +108,9 @@ def _named_in_records(term: Term) -> list[str]:
     while True:
         cursor, flat = term.wire.call("HSCAN", term.keys.tickets, cursor, "COUNT", PAGE)
         for text in flat[1::2]:
-            found += records.parse(text).ids
+            # One that cannot be read is replaced later, when the records are read.
+            with suppress(ValueError):
+                found += records.parse(text).ids
         if cursor == b"0":
             return found
 

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.leader.picture.ready import ENOUGH_MESSAGES
-from bridge.leader.stream.delay_sets import due_times
+from bridge.leader.stream.delay_sets import due_times, say_removed
 from bridge.leader.stream.reading import BESIDE_BYTES
 from bridge.routing.delaying import MOST, Moved, move_due
-from bridge.routing.ids import IdKey, Place, id_key, id_of_member, id_text, late_place
+from bridge.routing.ids import IdKey, Place, id_in, id_key, id_text, late_place
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
@@ -165,6 +165,8 @@ class Delayed:
             limit=settings.max_payload + BESIDE_BYTES,
             names=self._reading.names,
         )
+        if moved.foreign:
+            say_removed(self._keys.delayed, moved.foreign)
         if settings.history:
             self._steps.history_cap.wrote(len(moved.entries))
         return moved
@@ -194,8 +196,8 @@ class Delayed:
                 *("ZRANGEBYSCORE", self._keys.late, start[0], "+inf", "WITHSCORES", "LIMIT", offset, most + 1)
             )
             for member, score in zip(flat[::2], flat[1::2], strict=True):
-                id_ = id_of_member(member.decode())
-                if (place := late_place(int(float(score)), id_)) >= start:
+                # Another one, which somebody wrote by hand, is removed elsewhere (`ids_in`).
+                if (id_ := id_in(member)) is not None and (place := late_place(int(float(score)), id_)) >= start:
                     found.append((place, id_))
             if len(found) > most:
                 return found[:most], found[most][0]

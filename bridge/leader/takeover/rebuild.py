@@ -102,9 +102,10 @@ class Rebuild:
         deleted = self._delayed.begin(self._group_to)
         self._records.read()
         self._find_first_messages()
+        batch = self._records.replacing
         if deleted:
-            batch = Batch()
             self._delayed.refuse_deleted(deleted, batch)
+        if batch:
             self._steps.advance(batch)
         self._pending.count_again()
         lane = self._lane
