@@ -151,14 +151,15 @@ async def heartbeat(
     asked: Sequence[tuple[str, int]] = (),
 ) -> Heartbeat | None:
     """Renews the leases. ``record``: the keys of the copies of the incarnation's record, and their lifetime in ms.
-    ``asked``: (message id, fence) of messages that the caller asks about. None: a lease is over.
+    ``asked``: (message id, fence) of messages that the caller asks about. None: a lease is over, or the incarnation is
+    not registered any more.
     """
     records, lifetime_ms = record
     keys: list[Argument] = [*records]
     for of in lanes:
         keys += (of.lease(incarnation), of.held(incarnation), of.given(incarnation), of.acknowledged(incarnation))
-        keys += (of.drains, of.tickets)
-    args: list[Argument] = [consumer, lease_ms, lifetime_ms, len(records)]
+        keys += (of.drains, of.tickets, of.consumers)
+    args: list[Argument] = [consumer, incarnation, lease_ms, lifetime_ms, len(records)]
     for one in asked:
         args += one
     reply = await _HEARTBEAT.arun(client, keys, args)

@@ -195,6 +195,27 @@ def test_when_one_lease_is_over_the_incarnation_is_over(stage: Stage, lane: int)
     assert not stage.redis.exists(LANES[lane].lease(LIFE))
 
 
+@pytest.mark.parametrize("registered", [None, "damaged", '{"incarnation":"another"}'])
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_heartbeat_of_an_incarnation_that_is_not_registered_renews_nothing(
+    stage: Stage, lane: int, registered: str | None
+) -> None:
+    id_ = stage.send(0, 1)
+    assert stage.taken() == [id_]
+    if registered is None:
+        stage.redis.hdel(LANES[lane].consumers, "h")
+    else:
+        stage.redis.hset(LANES[lane].consumers, "h", registered)
+    kept = [*(keys.lease(LIFE) for keys in LANES), LANES[0].given(LIFE), *records_of(LIFE)]
+    for key in kept:
+        assert stage.redis.pexpire(key, 30_000)
+    assert stage.call(heartbeat, LANES, "h", LIFE, (records_of(LIFE), LEASE_MS), LEASE_MS) is None
+    assert all(0 < stage.redis.pttl(key) <= 30_000 for key in kept)
+    assert not stage.redis.exists(*(keys.held(LIFE) for keys in LANES))
+    # It may still run what it has: no other one gets that before the lease is over.
+    assert stage.answer(id_) is ReturnCode.OK
+
+
 def test_a_heartbeat_reports_what_is_held_and_says_whose_messages_are(stage: Stage) -> None:
     ids = [stage.send(n - 1, n, f"T{n}") for n in (1, 2)]
     stage.taken()

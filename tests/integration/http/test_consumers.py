@@ -329,6 +329,34 @@ def test_a_message_that_is_acknowledged_in_the_stream_before_its_receive_comes_a
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("takes_the_name", [False, True], ids=["nobody else", "another one"])
+def test_a_consumer_whose_registration_was_deleted_is_refused_and_registers_again(
+    short: HttpLane, takes_the_name: bool
+) -> None:
+    # Given a consumer with a message, and no registration of it, as after a command by hand
+    lane = short
+    first = lane.consumer("h1")
+    id_ = lane.push("T1", {"n": 0})
+    message = first.one()
+    lane.redis.hdel(lane.keys.consumers, "h1")
+    later = replace(first)
+    if takes_the_name:
+        later.register()
+    # Then it is told so, and what it had comes again when its lease is over
+    assert first.heartbeat().status == 410
+    assert lane.redis.exists(lane.keys.lease(first.incarnation))
+    if not takes_the_name:
+        later.register()
+    with later.beating():
+        again = later.one()
+        assert (again["message_id"], again["fence"] > message["fence"]) == (id_, True)
+        assert not lane.redis.exists(lane.keys.lease(first.incarnation))
+        assert first.acknowledge(message).status == 410
+        assert later.acknowledge(again).status == 200
+        lane.wait_done(1)
+        lane.assert_at_rest()
+
+
 def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpLane) -> None:
     consumer = lane.consumer("h1")
     with consumer.beating():
