@@ -169,10 +169,14 @@ async def heartbeat(
     return Heartbeat(now_ms, drains, [one == 1 for one in own])
 
 
-async def leave(client: Redis, lanes: Sequence[LaneKeys], consumer: str, incarnation: str) -> ReturnCode:
-    """Ends the leases of an incarnation. LATE: all of them were over."""
+async def leave(
+    client: Redis, lanes: Sequence[LaneKeys], consumer: str, incarnation: str, *, ends_drain: bool
+) -> ReturnCode:
+    """Ends the leases of an incarnation. ``ends_drain``: also an order that drains the consumer. LATE: all leases were
+    over.
+    """
     keys: list[Argument] = []
     for of in lanes:
         keys += (of.lease(incarnation), of.held(incarnation), of.given(incarnation), of.acknowledged(incarnation))
-        keys += (of.outcomes,)
-    return code_of(await _LEAVE.arun(client, keys, [consumer, incarnation]))
+        keys += (of.outcomes, of.drains)
+    return code_of(await _LEAVE.arun(client, keys, [consumer, incarnation, int(ends_drain)]))

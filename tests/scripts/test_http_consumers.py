@@ -239,14 +239,29 @@ def test_a_second_incarnation_waits_for_the_end_of_all_leases(stage: Stage) -> N
     stage.redis.delete(LANES[0].lease(LIFE))
     assert stage.enlist("second") is ReturnCode.HELD
     assert not stage.redis.exists(LANES[0].lease("second"))
-    assert stage.call(leave, LANES, "h", LIFE) is ReturnCode.OK
-    assert stage.call(leave, LANES, "h", LIFE) is ReturnCode.LATE
+    assert stage.call(leave, LANES, "h", LIFE, ends_drain=False) is ReturnCode.OK
+    assert stage.call(leave, LANES, "h", LIFE, ends_drain=False) is ReturnCode.LATE
     assert stage.enlist("second") is ReturnCode.OK
     assert [fields for _, fields in stage.redis.xrange(LANES[1].outcomes)] == [
         {"i": LIFE, "joined": "h"},
         {"i": LIFE, "gone": "h"},
         {"i": "second", "joined": "h"},
     ]
+
+
+@pytest.mark.parametrize("ends_drain", [False, True])
+@pytest.mark.parametrize("over", [(), (0,), (1,), (0, 1)])
+def test_an_order_that_drains_the_consumer_ends_when_it_leaves_by_itself(
+    stage: Stage, over: tuple[int, ...], ends_drain: bool
+) -> None:
+    for keys in LANES:
+        stage.redis.hset(keys.drains, mapping={"h": "{}", "other": "{}"})
+    for lane in over:
+        stage.redis.delete(LANES[lane].lease(LIFE))
+    code = stage.call(leave, LANES, "h", LIFE, ends_drain=ends_drain)
+    assert code is (ReturnCode.LATE if len(over) == len(LANES) else ReturnCode.OK)
+    ends = ends_drain and code is ReturnCode.OK
+    assert [stage.redis.hkeys(keys.drains) for keys in LANES] == [["other"] if ends else ["h", "other"]] * 2
 
 
 def test_copies_requests_and_messages_of_another_incarnation_are_dropped(stage: Stage) -> None:

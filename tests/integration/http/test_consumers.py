@@ -377,6 +377,36 @@ def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpL
         lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_an_order_to_drain_holds_when_the_consumer_registers_again_and_ends_when_it_leaves(
+    short: HttpLane, is_forgotten: bool
+) -> None:
+    lane = short
+    consumer = lane.consumer("h1")
+    order(lane, "drain", "h1")
+    # It renews its lease no more, and registers again as soon as it can, or when the leader has forgotten it
+    if is_forgotten:
+        wait_until(lambda: not lane.redis.hexists(lane.keys.consumers, "h1"), description="it to be forgotten")
+    consumer.register()
+    assert consumer.heartbeat().body["wants"] == "quiet"
+    with consumer.beating():
+        other = lane.consumer("h2")
+        lane.push("T1", {"n": 0})
+        assert other.acknowledge(other.one()).status == 200
+        assert other.leave().status == 200
+        # The leader has looked at the registrations by now, and goes on to drain it
+        lane.push("T1", {"n": 1})
+        assert consumer.next(1, 0.5) == []
+        assert consumer.heartbeat().body["wants"] == "quiet"
+    assert consumer.leave().status == 200
+    consumer.register()
+    with consumer.beating():
+        assert consumer.heartbeat().body["wants"] == "go on"
+        assert consumer.acknowledge(consumer.one()).status == 200
+        lane.wait_done(2)
+        lane.assert_at_rest()
+
+
 def test_a_transfer_moves_tickets_to_another_consumer_between_two_messages(lane: HttpLane) -> None:
     consumer, other = lane.consumer("h1"), None
     with consumer.beating():
