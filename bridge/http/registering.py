@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, subscriptions_of
+from bridge.consumer.lease import PATIENCE
 from bridge.http.incarnations import Incarnation, lease_over
 from bridge.http.problems import Problem, unavailable
 from bridge.protocol.agreement import facts, leads_http
@@ -65,6 +66,11 @@ class _There(NamedTuple):
             return self.drain
         return None
 
+    @property
+    def lease_ms(self) -> int | None:
+        """The length of the lease of the incarnation that is there. None: it did not say."""
+        return None if self.other is None else self.other.lease_ms
+
 
 class Registry:
     """The registrations of a server. For its event loop."""
@@ -106,7 +112,7 @@ class Registry:
             # It resolves the name.
             await asyncio.to_thread(checked_health_url, asked.health_url, networks)
         lease_ms = lanes[-1].settings.lease_ms
-        until = time.monotonic() + 1.5 * lease_ms / 1000
+        began = time.monotonic()
         while True:
             there = await self._look(asked.name, lanes)
             incarnation = Incarnation(
@@ -128,7 +134,9 @@ class Registry:
                 return incarnation
             if code is ReturnCode.LAYOUT:
                 raise unavailable("this master does not know the layout of the stream yet: try again")
-            if code is ReturnCode.HELD and time.monotonic() > until:
+            # By the length of the lease that holds, as workers do: it was longer before a deploy that shortened it.
+            longest_ms = max(one.lease_ms or lease_ms for one in there)
+            if code is ReturnCode.HELD and time.monotonic() - began > PATIENCE * longest_ms / 1000:
                 raise Problem(
                     409,
                     "another consumer of this name is registered and renews its lease: give this one a name of its own",
