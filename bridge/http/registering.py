@@ -82,23 +82,12 @@ class Registry:
         self._made_of: tuple[object, ...] = ()
         self._of_layout: Mapping[str, Sequence[AppLane]] = {}
 
-    def _subscriptions(self) -> Mapping[str, Sequence[AppLane]]:
+    def subscriptions(self) -> Mapping[str, Sequence[AppLane]]:
+        """The subscriptions of the app, each with its lanes."""
         bridge = bridge_of(self._site.app)
         if (made_of := (bridge.layout, bridge.follows)) != self._made_of:
             self._of_layout, self._made_of = subscriptions_of(self._site.app), made_of
         return self._of_layout
-
-    def lanes_of(self, subscription: str | None) -> Sequence[AppLane]:
-        """The lanes of a subscription; None: of the only one. Raises `Problem`."""
-        found = self._subscriptions()
-        known = ", ".join(found)
-        if subscription is None:
-            if len(found) > 1:
-                raise Problem(400, f"this app has {len(found)} subscriptions: name one of {known}")
-            return next(iter(found.values()))
-        if subscription not in found:
-            raise Problem(404, f"there is no such subscription; this app has: {known}")
-        return found[subscription]
 
     async def register(
         self, asked: Registering, lanes: Sequence[AppLane], is_gone: Callable[[], Awaitable[bool]]
@@ -233,7 +222,7 @@ class Registry:
 
     def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
         """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
-        lanes = self._subscriptions().get(incarnation.subscription, ())
+        lanes = self.subscriptions().get(incarnation.subscription, ())
         if not _serves(incarnation.streams, _streams_of(lanes)):
             return LEAVE
         by_lane = zip(incarnation.lanes, found.drains, strict=True)
