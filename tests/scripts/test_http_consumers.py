@@ -95,7 +95,9 @@ def stage(server: EmbeddedServer) -> Stage:
 
 def test_what_was_given_is_returned_first_and_not_more_than_its_slots(stage: Stage) -> None:
     ids = [stage.send(0, n, f"T{n}") for n in range(1, 5)]
+    assert stage.taken(most=0) == []
     assert stage.taken(slots=2) == ids[:2]
+    assert stage.taken(most=0) == []
     assert stage.taken(slots=2) == ids[:2]
     assert stage.taken(slots=2, has=(FENCE + 1,)) == ids[1:2]
     assert stage.taken(slots=2, has=(FENCE + 1, FENCE + 2)) == []
