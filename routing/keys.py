@@ -138,7 +138,7 @@ class LaneKeys:
         order.
 
         The leader writes, and deletes when the order is lifted, when a new process of the consumer is registered, and
-        when none was registered for an hour.
+        when none was registered for an hour. An HTTP consumer that leaves deletes its order.
         """
         return f"{self.prefix}:drains"
 

@@ -290,9 +290,11 @@ class Lease:
         if master != self._master and isinstance(master, bytes):
             self._master = master
             self._quietly(self._warn_of_differences)
-        if there and registered is None and not self._is_stopping():
-            # Somebody deleted it by hand, or gave the key an end. The next leader would not know this worker.
-            logger.error("the registration of %s was deleted from %s", self._name, keys.consumers)
+        is_own = isinstance(registered, Exception) or incarnation.encode() in (registered or b"")
+        if there and not is_own and not self._is_stopping():
+            # Somebody deleted it by hand, or gave the key an end. The next leader would not know this worker. Another
+            # one may have taken the name since then: both would take from one queue.
+            logger.error("the registration of %s is not in %s any more", self._name, keys.consumers)
             return False
         return bool(there)
 

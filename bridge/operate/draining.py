@@ -69,7 +69,10 @@ def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:
         summary, order, registered = pipe.execute()
     left = pending_summary(summary).under.get(name.encode(), 0)
     registration = readable_or_none(registered)
-    return left, registration is None or draining(registration, order)
+    if registration is None:
+        return left, True
+    # An HTTP consumer that leaves ends the order, and the leader forgets it a moment later.
+    return left, draining(registration, order) or not redis.exists(keys.lease(registration.incarnation))
 
 
 def _messages(left: int | None) -> str:
