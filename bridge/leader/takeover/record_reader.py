@@ -105,7 +105,7 @@ class RecordReader:
             "parked: release it when no consumer runs a message of it",
             *(ticket.id, self._keys.tickets, exc, shown),
         )
-        tail = records.tail("", "", 1, [], self._lane.now_ms(), f"its record could not be read: {shown}")
+        tail = records.tail("", "", 1, [], self._lane.clock.server_ms(), f"its record could not be read: {shown}")
         ticket.record = records.record(records.PARKED, tail)
         batch = self.replacing
         batch.expected[ticket.id] = text
