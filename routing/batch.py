@@ -75,7 +75,7 @@ class Batch:
 
     keep_outcomes_from: str = ""
     fences: int = 0
-    expected: dict[str, str] = field(default_factory=dict)
+    expected: dict[str, str | bytes] = field(default_factory=dict)
     #: Operators' orders that the batch carries out: their entries in the outcome stream.
     orders: list[str] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)

@@ -28,6 +28,8 @@ class Moved:
     next_ms: int | None
     #: All that are due before this time are to be moved now.
     before_ms: int
+    #: Members of the sorted set that are no messages. They were removed, and nothing else was moved.
+    foreign: Sequence[bytes] = ()
 
 
 def move_due(
@@ -54,9 +56,13 @@ def move_due(
     args += (min(count, MOST), READ_BYTES, limit, history_cap, "ticket_id", "task", "payload", *names)
     names_of_keys = [keys.leader, keys.delayed, keys.late, keys.stream, keys.history]
     reply = _MOVE_DUE.run(client, names_of_keys, args)
-    if code_for_leader(reply[0], keys) is ReturnCode.NOGROUP:
+    code = code_for_leader(reply[0], keys)
+    if code is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    return Moved(_entries(reply), int(float(reply[1])) if reply[1] else None, int(reply[2]))
+    next_ms, before = int(float(reply[1])) if reply[1] else None, int(reply[2])
+    if code is ReturnCode.FOREIGN:
+        return Moved([], next_ms, before, reply[3:])
+    return Moved(_entries(reply), next_ms, before)
 
 
 def _entries(flat: list[Any]) -> list[Any]:

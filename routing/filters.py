@@ -36,6 +36,12 @@ class Filter:
             raise ValueError("filter must be a dict of at least one name with the values that it wants")
         return cls(tuple(_wanted(name, values) for name, values in given.items()))
 
+    def in_one_order(self) -> dict[str, Any]:
+        """The filter as JSON. Equal filters have one JSON: the order of a set differs between processes."""
+        return {
+            "wanted": sorted([raw.decode(), name, sorted(map(bytes.decode, texts))] for raw, name, texts in self.wanted)
+        }
+
     def passes(self, fields: Sequence[bytes], payload: Any) -> bool:
         """Whether the subscription wants a message. ``fields``: its field names and values, alternating; ``payload``:
         its parsed payload, None when there is no field ``payload``.

@@ -83,10 +83,15 @@ def unless_missing(reply: Any) -> Any:
 
 
 def name_in_group(raw: bytes | str) -> str:
-    """The name of a consumer in a group, from a reply. One that is no UTF-8 can be written back as it was."""
+    """The name of a group, or of a consumer in it, from a reply. `raw_name` writes one back that is no UTF-8."""
     return raw if isinstance(raw, str) else raw.decode(errors="surrogateescape")
+
+
+def raw_name(name: str) -> bytes:
+    """A name of `name_in_group` as it was."""
+    return name.encode(errors="surrogateescape")
 
 
 def shown_name(name: str) -> str:
     """A name of `name_in_group` for people and JSON: one that is no UTF-8 gets question marks."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")
+    return raw_name(name).decode(errors="replace")

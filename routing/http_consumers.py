@@ -151,14 +151,15 @@ async def heartbeat(
     asked: Sequence[tuple[str, int]] = (),
 ) -> Heartbeat | None:
     """Renews the leases. ``record``: the keys of the copies of the incarnation's record, and their lifetime in ms.
-    ``asked``: (message id, fence) of messages that the caller asks about. None: a lease is over.
+    ``asked``: (message id, fence) of messages that the caller asks about. None: a lease is over, or the incarnation is
+    not registered any more.
     """
     records, lifetime_ms = record
     keys: list[Argument] = [*records]
     for of in lanes:
         keys += (of.lease(incarnation), of.held(incarnation), of.given(incarnation), of.acknowledged(incarnation))
-        keys += (of.drains, of.tickets)
-    args: list[Argument] = [consumer, lease_ms, lifetime_ms, len(records)]
+        keys += (of.drains, of.tickets, of.consumers)
+    args: list[Argument] = [consumer, incarnation, lease_ms, lifetime_ms, len(records)]
     for one in asked:
         args += one
     reply = await _HEARTBEAT.arun(client, keys, args)
@@ -168,10 +169,14 @@ async def heartbeat(
     return Heartbeat(now_ms, drains, [one == 1 for one in own])
 
 
-async def leave(client: Redis, lanes: Sequence[LaneKeys], consumer: str, incarnation: str) -> ReturnCode:
-    """Ends the leases of an incarnation. LATE: all of them were over."""
+async def leave(
+    client: Redis, lanes: Sequence[LaneKeys], consumer: str, incarnation: str, *, ends_drain: bool
+) -> ReturnCode:
+    """Ends the leases of an incarnation. ``ends_drain``: also an order that drains the consumer. LATE: all leases were
+    over.
+    """
     keys: list[Argument] = []
     for of in lanes:
         keys += (of.lease(incarnation), of.held(incarnation), of.given(incarnation), of.acknowledged(incarnation))
-        keys += (of.outcomes,)
-    return code_of(await _LEAVE.arun(client, keys, [consumer, incarnation]))
+        keys += (of.outcomes, of.drains)
+    return code_of(await _LEAVE.arun(client, keys, [consumer, incarnation, int(ends_drain)]))

@@ -94,5 +94,12 @@ def id_of_member(member: str) -> str:
     return f"{ms[1:]}-{sequence[1:]}"
 
 
+def id_in(member: bytes) -> str | None:
+    """The id in a member that was read from a sorted set; None: `member_of` does not make it, somebody wrote it."""
+    text = member.decode(errors="replace")
+    id_ = id_of_member(text)
+    return id_ if can_be_id(id_) and member_of(id_text(id_key(id_))) == text else None
+
+
 def _digits(number: str) -> str:
     return chr(ord("a") + len(number) - 1)

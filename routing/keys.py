@@ -23,8 +23,9 @@ class LaneKeys:
 
     @cached_property
     def prefix(self) -> str:
-        # The group is quoted: a colon in it could otherwise make the keys of two lanes collide.
-        return f"{{{self.stream}}}:{quote(self.group, safe='@.-_')}"
+        # The group is quoted: a colon in it could otherwise make the keys of two lanes collide. Another program's group
+        # need not be UTF-8.
+        return f"{{{self.stream}}}:{quote(self.group, safe='@.-_', errors='surrogateescape')}"
 
     @cached_property
     def leader(self) -> str:
@@ -137,7 +138,7 @@ class LaneKeys:
         order.
 
         The leader writes, and deletes when the order is lifted, when a new process of the consumer is registered, and
-        when none was registered for an hour.
+        when none was registered for an hour. An HTTP consumer that leaves deletes its order.
         """
         return f"{self.prefix}:drains"
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -24,6 +23,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.routing.errors import ConfigurationError, LayoutLost, StreamRetired
 from bridge.routing.keys import layout_copy_key, layout_key
+from bridge.routing.numbers import moment
 from bridge.routing.partitions import MOST, Layout, first_partition
 from bridge.routing.scripts import Argument, Script
 
@@ -64,8 +64,7 @@ class Retired(NamedTuple):
 
     def sentence(self, stream: str) -> str:
         """That ``stream`` was retired, and when."""
-        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).astimezone()
-        return f"stream {stream} was retired on {since.isoformat(sep=' ', timespec='seconds')}"
+        return f"stream {stream} was retired on {moment(self.since_ms)}"
 
 
 def retired_in(stored: bytes | str | None) -> Retired | None:
@@ -76,7 +75,7 @@ def retired_in(stored: bytes | str | None) -> Retired | None:
     try:
         found: Any = json.loads(text)
         return Retired(int(found["retired_ms"]), str(found["newest"]), str(found["was"]))
-    except (json.JSONDecodeError, LookupError, TypeError, ValueError, RecursionError):
+    except (json.JSONDecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

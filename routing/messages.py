@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -318,8 +319,7 @@ def _rest(fields: Sequence[bytes]) -> dict[str, str]:
 
 
 def _first_twice(fields: Sequence[bytes]) -> str:
-    names = fields[::2]
-    return next(name.decode() for i, name in enumerate(names) if name in names[:i])
+    return next(name.decode() for name, count in Counter(fields[::2]).items() if count > 1)
 
 
 def is_deep(text: bytes, parsed: Any = None) -> bool:

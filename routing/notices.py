@@ -32,7 +32,7 @@ def notices_in(found: Mapping[bytes | str, bytes | str]) -> Notices | None:
     """What is kept, from a reply of HGETALL. None: nothing is."""
     if not found:
         return None
-    fields = {text_of(name): text_of(value) for name, value in found.items()}
+    fields = {text_of(name, errors="replace"): text_of(value, errors="replace") for name, value in found.items()}
 
     def number(name: str) -> int | None:
         text = fields.get(name, "")

@@ -21,12 +21,15 @@ The ``cause`` of a message that its task refused without a charge says how often
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 import orjson
+
+from bridge.routing.ids import can_be_id
 
 #: Values in place of the fence: the ticket awaits a retry, or is parked.
 AWAITING = 0
@@ -148,10 +151,24 @@ def record(fence: int, rest: str) -> str:
 
 
 def parse(text: bytes | str) -> Record:
-    """Parses the record in ``text``. Raises ValueError when it is not a record."""
-    fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
-    if count != len(ids):
+    """Parses the record in ``text``. Raises ValueError when it is not a record: somebody wrote it by hand."""
+    try:
+        fence, count, consumer, incarnation, attempt, ids, at_ms, cause, *more = orjson.loads(text)
+        losses, lost = more or (0, None)
+        lost_attempt = LostAttempt(*lost) if lost is not None else None
+    except TypeError as exc:
+        raise ValueError(f"no ticket record: {exc}") from None
+    row = () if lost_attempt is None else lost_row(lost_attempt)
+    numbers, texts = (fence, attempt, at_ms, losses, *row[:2], *row[4:]), (consumer, incarnation, cause, *row[2:4])
+    if not (_all(int, numbers) and _all(str, texts) and isinstance(ids, list) and _all(str, ids)):
+        raise ValueError("a ticket record with a value of another type")
+    if not all(map(can_be_id, ids)):
+        raise ValueError("a ticket record names what is no message")
+    least, most = {PARKED: (0, 1), AWAITING: (1, 1)}.get(fence, (1, len(ids)))
+    if count != len(ids) or not least <= count <= most or fence < PARKED:
         raise ValueError(f"a ticket record says {count} messages and names {len(ids)}")
-    losses, lost = more or (0, None)
-    lost_attempt = LostAttempt(*lost) if lost is not None else None
     return Record(fence, consumer, incarnation, attempt, tuple(ids), at_ms, cause, losses, lost_attempt)
+
+
+def _all(of: type, values: Iterable[object]) -> bool:
+    return all(type(value) is of for value in values)

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from redis import Redis
 
+from bridge.routing.groups import name_in_group, raw_name
 from bridge.routing.keys import LaneKeys, layout_copy_key, layout_key
 from bridge.routing.layouts import layout_of, text_of_layout
 from bridge.routing.partitions import Layout
-from bridge.routing.return_codes import ReturnCode, code_of, text_of
+from bridge.routing.return_codes import ReturnCode, code_of
 from bridge.routing.scripts import Argument, Script
 
 _REPARTITION = Script("repartition")
@@ -52,10 +53,10 @@ def leave_layout(client: Redis, stream: str, known: Layout, groups: Sequence[str
             names += [keys.fence, keys.tickets, keys.dead]
         names += [LaneKeys(one, group).fence for one in new]
     names.append(layout_copy_key(stream))
-    arguments: list[Argument] = [known.text, text_of_layout(left), len(old), len(new), *groups]
+    arguments: list[Argument] = [known.text, text_of_layout(left), len(old), len(new), *map(raw_name, groups)]
     reply = _LEAVE_LAYOUT.run(client, names, arguments)
     code, detail = _answer(reply)
-    return code, detail, text_of(reply[2]) if reply[2:] else ""
+    return code, detail, name_in_group(reply[2]) if reply[2:] else ""
 
 
 def forget_layout(client: Redis, stream: str, known: Layout) -> Layout:
@@ -66,4 +67,4 @@ def forget_layout(client: Redis, stream: str, known: Layout) -> Layout:
 
 
 def _answer(reply: Sequence[bytes]) -> tuple[ReturnCode, str]:
-    return code_of(reply[0]), text_of(reply[1]) if reply[1:] else ""
+    return code_of(reply[0]), name_in_group(reply[1]) if reply[1:] else ""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from redis import Redis
 
-from bridge.routing.return_codes import ReturnCode, code_of, text_of
+from bridge.routing.groups import name_in_group, raw_name
+from bridge.routing.return_codes import ReturnCode, code_of
 from bridge.routing.scripts import Script
 
 _RETIRE = Script("retire")
@@ -24,7 +25,9 @@ def retire(
     """Deletes ``stream`` and the keys ``doomed``. ``groups``: those that the caller knows of. ``free``: keys that must
     not be there. ``look``: only checks, and counts the keys.
 
-    Returns OK with the number of keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group.
+    Returns OK with the number of keys, HELD with a key, or UNREAD, UNDONE or CHANGED with a group. Names of groups and
+    keys need not be UTF-8.
     """
-    reply = _RETIRE.run(client, [stream, *free, *doomed], [len(free), "look" if look else "delete", *groups])
-    return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else text_of(reply[1])
+    names = [raw_name(key) for key in (stream, *free, *doomed)]
+    reply = _RETIRE.run(client, names, [len(free), "look" if look else "delete", *map(raw_name, groups)])
+    return code_of(reply[0]), str(reply[1]) if isinstance(reply[1], int) else name_in_group(reply[1])

@@ -31,6 +31,7 @@ class ReturnCode(Enum):
     NEWER = "NEWER"
     OTHER = "OTHER"
     AGAIN = "AGAIN"
+    FOREIGN = "FOREIGN"
     STALE = "STALE"
     UNKNOWN = "UNKNOWN"
     WAIT = "WAIT"
@@ -39,9 +40,9 @@ class ReturnCode(Enum):
     PAST = "PAST"
 
 
-def text_of(value: bytes | str) -> str:
-    """A reply as text."""
-    return value.decode() if isinstance(value, bytes) else value
+def text_of(value: bytes | str, *, errors: str = "strict") -> str:
+    """A reply as text. ``errors``: what becomes of bytes that are not UTF-8, as for `bytes.decode`."""
+    return value.decode(errors=errors) if isinstance(value, bytes) else value
 
 
 def code_of(value: bytes | str) -> ReturnCode:

@@ -20,6 +20,8 @@ from bridge.routing.scripts import Argument, Script
 
 _TICK = Script("tick")
 _DROP_TICKS = Script("drop_ticks")
+#: A time has fewer digits: those of later ones are beyond what a calendar shows.
+_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,21 @@ def ticks_in(found: Mapping[bytes | str, bytes | str], app: str) -> dict[str, La
     begins = f"{_app(app)}/"
     ticks = {}
     for field, value in found.items():
-        name = text_of(field)
-        if name.startswith(begins) and (last := last_in(text_of(value))) is not None:
+        name = text_of(field, errors="replace")
+        if name.startswith(begins) and (last := last_in(value)) is not None:
             ticks[name.removeprefix(begins)] = last
     return ticks
 
 
-def last_in(text: str) -> LastTick | None:
-    """The last tick in ``text``; None: it is no such text."""
+def last_in(stored: bytes | str) -> LastTick | None:
+    """The last tick in what is stored of an entry; None: no master stores that."""
+    text = text_of(stored, errors="replace")
     ms, _, times = text.partition(" ")
-    return LastTick(int(ms), times) if ms.isascii() and ms.isdigit() and len(ms) < 18 else None
+    if not (ms.isascii() and ms.isdigit() and len(ms) < _DIGITS):
+        return None
+    last = LastTick(int(ms), times)
+    # The script compares what is stored with this text. Where they differed, it would say without end that it changed.
+    return last if last.text.encode() == (stored.encode() if isinstance(stored, str) else stored) else None
 
 
 def tick(
@@ -120,7 +127,7 @@ def tick(
         ids = text_of(reply[1]).split()
         return Ticked(code, ids=tuple(id_ + suffix for id_, suffix in zip(ids, suffixes, strict=True)))
     if code is ReturnCode.CHANGED:
-        return Ticked(code, stored=last_in(text_of(reply[1])))
+        return Ticked(code, stored=last_in(reply[1]))
     if code is ReturnCode.WAIT:
         return Ticked(code, wait_ms=int(reply[1]))
     if code is ReturnCode.LAYOUT:

@@ -63,12 +63,14 @@ class Leadership:
 @dataclass(frozen=True)
 class Advanced:
     """The result of a batch. ``base``: the fence base; ``acknowledged``: entries that left the pending list;
-    ``mended``: entries that should have been pending, were not, and are now.
+    ``mended``: entries that should have been pending, were not, and are now; ``uncounted``: counters that hold no
+    number, or too large a one, each with the server's error.
     """
 
     base: int
     acknowledged: int
     mended: int
+    uncounted: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,11 @@ def advance(client: Redis, lead: Leadership, opening: Argument, batch: Batch) ->
         raise LaneConflict("an order was withdrawn before it was carried out")
     if code is ReturnCode.NOGROUP:
         raise LaneConflict(f"the group {keys.group} of {keys.stream} is gone")
-    return Advanced(int(reply[1]), int(reply[2]), int(reply[3]))
+    return Advanced(int(reply[1]), int(reply[2]), int(reply[3]), _pairs(reply[4]))
+
+
+def _pairs(flat: Sequence[Any]) -> Sequence[tuple[str, str]]:
+    return [(text_of(name), text_of(value)) for name, value in zip(flat[::2], flat[1::2], strict=True)] if flat else ()
 
 
 def read(

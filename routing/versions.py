@@ -40,7 +40,13 @@ def follow(
     names: list[Argument] = [lead.keys.leader, follows_key(stream), newer_key(stream)]
     names += [own.state_home, oldest.state_home, *map(newer_key, older)]
     home = "" if states is None else oldest.stream
-    reply = FOLLOW.run(client, names, [lead.token, stream, orjson.dumps(older), home, follows_key("%s"), *older])
+    arguments: list[Argument] = [lead.token, stream, orjson.dumps(older), home, follows_key("%s"), *older]
+    try:
+        reply = FOLLOW.run(client, names, arguments)
+    except ResponseError:
+        # The script may have found what cannot be read. Its error names no key, and this one does.
+        check_versions(client, stream, older)
+        raise
     if code_for_leader(reply[0], lead.keys) is ReturnCode.CIRCLE:
         raise ConfigurationError(_circle(stream, text_of(reply[1])))
 
@@ -173,9 +179,18 @@ def undone_in(client: Redis, stream: str, group: str) -> tuple[bool, str]:
 
 
 def older_versions(client: Redis, stream: str) -> tuple[str, ...]:
-    """The streams that ``stream`` follows, oldest first."""
+    """The streams that ``stream`` follows, oldest first. Raises `ConfigurationError` when that cannot be read."""
     text = client.get(follows_key(stream))
-    return () if text is None else tuple(orjson.loads(text))
+    try:
+        found: Any = [] if text is None else orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    if type(found) is list and all(type(name) is str for name in found):
+        return tuple(found)
+    raise ConfigurationError(
+        f"the key {follows_key(stream)} cannot be read: {text!r:.80} is no list of streams; delete it: a master of the "
+        "stream writes it again, with those that bridge_follows names"
+    )
 
 
 def followed_by(client: Redis, stream: str) -> set[str]:

@@ -282,7 +282,7 @@ def _tell_counts(counts: Counts, progress: Progress) -> None:
         if counts.expired:
             print(f"{counts.expired:,} have expired and are left out: --without-expires replays them, too")
         if counts.unusable:
-            why = "no ticket, not text, a field twice, too large, or an option that cannot be"
+            why = "no ticket, not text, a field twice, an empty task, too large, or an option that cannot be"
             print(f"{counts.unusable:,} are left out: no lane could process them ({why})")
 
 

@@ -4,15 +4,17 @@ A task comes into the registry in many ways: ``@app.task``, ``shared_task``, ``r
 instance, a registry of another app, before `install`, or after the app was finalised. All of them end in the registry's
 ``__setitem__``, so tasks are adopted there. After that the classes of a task are, from the outside in:
 
-1. the task's own class: its ``__call__`` (`bridge.app.handling.enter`) and its strategy are the bridge's;
+1. the task's own class: its ``__call__`` (`bridge.app.handling.entry_of`) and its strategy are the bridge's;
 2. the user's classes, with their own ``__call__``, ``retry`` or handlers;
 3. `TicketTask`, then Celery's ``Task``.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from inspect import getattr_static, unwrap
 from types import FunctionType, new_class
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 from celery.app.registry import TaskRegistry
 from celery.app.trace import task_has_custom
-from celery.utils.imports import symbol_by_name
 
 from bridge.app.belonging import SubscriptionOf
 from bridge.app.eager import with_ticket_when_called
-from bridge.app.handling import before_start, enter, roll_back_in_run
+from bridge.app.handling import before_start_of, entry_of, roll_back_in_run
 from bridge.app.task import TicketTask
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.text import error_text, one_line
 from bridge.settings.lane import MOST_ATTEMPTS
 
 if TYPE_CHECKING:
@@ -51,11 +53,16 @@ def with_tickets(base: type) -> type:
         return base
     if issubclass(TicketTask, base):
         return TicketTask
-    return _subclass(base, (base, TicketTask))
+    try:
+        return _subclass(base, (base, TicketTask))
+    except Exception:
+        # Its tasks are refused when a process starts (`adopt_all`). Here an error would end the import of a user's
+        # module.
+        return base
 
 
 def adopt(task: Any) -> None:
-    """Makes ``task`` able to handle messages. Raises `TypeError` when its class cannot be extended."""
+    """Makes ``task`` able to handle messages. Raises what its classes raise where one of them cannot be extended."""
     cls = type(task)
     if "_bridge_outermost" in cls.__dict__ or not isinstance(task, Task):
         return
@@ -64,13 +71,15 @@ def adopt(task: Any) -> None:
     own = "_decorated" in cls.__dict__ and issubclass(cls, TicketTask) and not OUTERMOST & cls.__dict__.keys()
     outermost: Any = cls if own else _subclass(cls, (cls,) if issubclass(cls, TicketTask) else (cls, TicketTask))
     outermost._bridge_outermost = outermost
-    outermost._bridge_ordinary_strategy = outermost.Strategy
-    outermost.Strategy = STRATEGY
+    ordinary = getattr_static(outermost, "Strategy")
+    if ordinary != STRATEGY:
+        outermost._bridge_ordinary_strategy = ordinary
+        outermost.Strategy = STRATEGY
     outermost._bridge_calls_run = _next_call(outermost) is TicketTask
-    outermost.__call__ = enter
+    outermost.__call__ = outermost._bridge_entry = entry_of(outermost)
     with_ticket_when_called(outermost)
     if task_has_custom(task, "before_start"):
-        outermost.before_start = before_start
+        outermost.before_start = before_start_of(outermost)
     _take_max_retries(outermost)
     task.__class__ = outermost
     # The tracer was built for the class before.
@@ -86,13 +95,16 @@ def adopt_all(app: Celery) -> None:
             continue
         try:
             adopt(task)
-        except TypeError as exc:
+            if isinstance(task, TicketTask):
+                # Celery applies `task_annotations` later than it registers the task.
+                _take_max_retries(type(task))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"task {name}: {exc}") from None
+        except Exception as exc:
             raise ConfigurationError(
-                f"task {name}: its class {type(task).__name__} cannot be extended: {exc}"
+                f"task {name}: its class {type(task).__name__} cannot be extended: {one_line(error_text(exc))}"
             ) from None
         if isinstance(task, TicketTask):
-            # Celery applies `task_annotations` later than it registers the task.
-            _take_max_retries(type(task))
             rollback = getattr_static(type(task), "bridge_rollback") is not None
             if rollback and not (
                 task._bridge_calls_run or task._bridge_rolls_back_in_run or unwrap(type(task).run) is Task.run
@@ -104,8 +116,11 @@ def adopt_all(app: Celery) -> None:
 
 def adopt_from_now_on(app: Celery) -> None:
     """Adopts the tasks that ``app`` has now, and each one that is registered later."""
-    base = app.__dict__.pop("Task", None) or app.task_cls
-    app.task_cls = with_tickets(symbol_by_name(base))
+    made = app.__dict__.pop("Task", None)
+    bound = partial(app.subclass_with_self, name="Task", attribute="_app", keep_reduce=True, abstract=True)
+    base = app.create_task_cls if made is None else partial(bound, made)
+    # Not `task_cls`: that is part of a pickled app, and a class that is made here is in no module.
+    app.create_task_cls = lambda: with_tickets(base())
 
     make = app._task_from_fun
 
@@ -129,9 +144,9 @@ def adopt_from_now_on(app: Celery) -> None:
     def register_task(task: Any, **options: Any) -> Any:
         if _makes_class.get():
             return task() if isinstance(task, type) else task
-        # Bind the class that the user gave, as Celery does. So a later instance of that class knows its app too.
+        # So a later instance of the class that the user gave knows its app, too. Celery binds it when the app is used.
         given: Any = task if isinstance(task, type) else type(task)
-        given.bind(app)
+        given._app = app
         return register(task, **options)
 
     app.register_task = _as_celerys(register_task)
@@ -166,7 +181,7 @@ class _Adopting:
         if not name.startswith(CELERYS):
             # A task that cannot be adopted is refused when a process starts. Here an error would end the import of a
             # user's module.
-            with suppress(TypeError):
+            with suppress(Exception):
                 adopt(task)
         super().__setitem__(name, task)  # type: ignore[misc]
 
@@ -183,19 +198,30 @@ def _take_max_retries(cls: Any) -> None:
     """
     given = []
     if any("max_retries" in one.__dict__ for one in cls.__mro__[: cls.__mro__.index(TicketTask)]):
-        given.append(MOST_ATTEMPTS - 1 if cls.max_retries is None else int(cls.max_retries))
+        given.append(_retries(cls.max_retries))
     if getattr(cls, "autoretry_for", ()):
         of_autoretry = (getattr(cls, "retry_kwargs", None) or {}).get("max_retries")
         if of_autoretry is not None:  # Celery takes None as not given.
-            given.append(int(of_autoretry))
-    if given and (cls.bridge_max_attempts is None or "_bridge_attempts_of_retries" in cls.__dict__):
-        cls._bridge_attempts_of_retries = True
-        cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
+            given.append(_retries(of_autoretry))
+    if given and cls.bridge_max_attempts in (None, getattr(cls, "_bridge_attempts_of_retries", None)):
+        cls._bridge_attempts_of_retries = cls.bridge_max_attempts = min(max(given) + 1, MOST_ATTEMPTS)
+
+
+def _retries(most: Any) -> int:
+    """How often a task with this ``max_retries`` is retried. Celery compares only: infinity is no limit."""
+    if most is None or most == math.inf:
+        return MOST_ATTEMPTS - 1
+    try:
+        return max(int(most), 0)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationError(f"max_retries must be a number or None, not {most!r}") from None
 
 
 def _next_call(cls: type) -> type:
-    """The next class after ``cls`` in its MRO that defines ``__call__``."""
-    return next(one for one in cls.__mro__[1:] if "__call__" in one.__dict__)
+    """The next class after ``cls`` in its MRO that defines ``__call__``, without those of other adopted tasks."""
+    return next(
+        one for one in cls.__mro__[1:] if "__call__" in one.__dict__ and "_bridge_outermost" not in one.__dict__
+    )
 
 
 def _subclass(cls: type, bases: tuple[type, ...]) -> type:

@@ -103,7 +103,10 @@ class _Message:
 
 
 class Eager:
-    """The eager messages of an app. Thread-safe: one thread at a time handles messages."""
+    """The eager messages of an app. Thread-safe: one thread at a time handles messages.
+
+    The lock is held for the queue only, and never while a task runs: a task may wait for another thread that pushes.
+    """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
@@ -123,18 +126,18 @@ class Eager:
         self.listeners: list[Callable[[Handled], None]] = []
 
     def push(self, task: str, messages: list[tuple[str, bytes, Values]], key: str | None) -> list[str]:
-        """Handles the messages, or queues them while another one is handled. Returns their ids.
+        """Handles the messages, or queues them while any thread handles another one. Returns their ids.
 
         If ``task_eager_propagates`` is set, raises the error of the first message that was given up.
         """
         content = repr((task, messages)).encode()
+        found = self._app.tasks[task]
         with self._lock:
             if key is not None and key in self._keys:
                 known, ids = self._keys[key]
                 if known != content:
                     raise KeyUsed(f"other messages were pushed under the idempotency key {key!r}")
                 return list(ids)
-            found = self._app.tasks[task]
             now_ms = time.time_ns() // 1_000_000
             dues = [due_ms_of(values, now_ms) for _, _, values in messages]
             if any(at < now_ms for *_, values in messages for at in must_not_be_past(values)):
@@ -152,8 +155,10 @@ class Eager:
                 else:
                     self._pushed += 1
                     heappush(self._delayed, (due, self._pushed, message))
-            if not self._handling:
-                self._drain()
+            handles = not self._handling
+            self._handling = True
+        if handles:
+            self._drain()
         return [message.id for message in new]
 
     def state(self, subscription: str, ticket_id: str) -> dict[str, Any]:
@@ -173,23 +178,33 @@ class Eager:
         self._last = max(self._last + 1, time.time_ns() // 1_000_000)
         return f"{self._last}-{secrets.randbits(48)}"
 
+    def _next(self) -> _Message | None:
+        """The message that is handled next. None: there is none, and the next push handles its own."""
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            if self._delayed:
+                return heappop(self._delayed)[2]
+            self._handling = False
+            return None
+
     def _drain(self) -> None:
         first: BaseException | None = None
-        self._handling = True
         try:
-            while self._queue or self._delayed:
-                message = self._queue.popleft() if self._queue else heappop(self._delayed)[2]
+            while (message := self._next()) is not None:
                 if self._parked and (_lane_of(message.task).group, message.ticket_id) in self._parked:
-                    logger.warning("ticket %s is parked: message %s is not handled", message.ticket_id, message.id)
+                    logger.warning("ticket %r is parked: message %s is not handled", message.ticket_id, message.id)
                     continue
                 handled = self._handle_all_attempts(message)
                 if handled.state == "dead":
-                    logger.error("message %s of ticket %s is dead: %r", message.id, message.ticket_id, handled.error)
+                    logger.error("message %s of ticket %r is dead: %r", message.id, message.ticket_id, handled.error)
                     first = first or handled.error
-        finally:
-            self._queue.clear()
-            self._delayed.clear()
-            self._handling = False
+        except BaseException:
+            with self._lock:
+                self._queue.clear()
+                self._delayed.clear()
+                self._handling = False
+            raise
         if first is not None and self._app.conf.task_eager_propagates:
             raise first
 
@@ -333,11 +348,13 @@ def with_ticket_when_called(cls: Any) -> None:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         # If a request is on the stack, Celery called it, or it was called as ``task(…)``.
         ticket = None if self.request_stack.top is not None else ticket_of_call(self, args, kwargs)
+        # A user's class may derive from this one.
+        body = self._bridge_body if type(self) is cls else cls.__dict__["_bridge_body"].__get__(self)
         if ticket is None:
-            return self._bridge_body(*args, **kwargs)
+            return body(*args, **kwargs)
         self.push_request(bridge_ticket=ticket, called_directly=True, headers={})
         try:
-            return self._bridge_body(*args, **kwargs)
+            return body(*args, **kwargs)
         finally:
             self.pop_request()
 

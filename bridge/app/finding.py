@@ -146,12 +146,12 @@ def reach_lanes(app: Celery, lanes: Sequence[AppLane], *, to_change: bool = Fals
 
 def _reach_lanes(app: Celery, lanes: Sequence[LaneSettings], *, to_change: bool) -> Redis:
     redis = reach(app)
-    for lane in lanes:
-        refuse_misplaced(redis, lane.keys)
-        if to_change:
-            refuse_other(redis, app, lane)
-        else:
-            refuse_newer(redis, lane.keys)
+    all_keys = [lane.keys for lane in lanes]
+    refuse_misplaced(redis, *all_keys)
+    if to_change:
+        refuse_other(redis, app, *lanes)
+    else:
+        refuse_newer(redis, *all_keys)
     return redis
 
 

@@ -25,28 +25,33 @@ from bridge.routing.errors import ConfigurationError
 from bridge.routing.text import error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bridge.app.context import TicketContext
 
 
-def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The outermost ``__call__`` of every task. It runs before the ``__call__`` of the user's classes.
+def entry_of(cls: Any) -> Callable[..., Any]:
+    """The ``__call__`` of the outermost class of a task. It runs before the ``__call__`` of the user's classes.
 
     For a message it checks the lease again, and handles the message (`handled`). A message whose body has run already
-    (`bridge.worker.pool.light_tracer`) ends as its body did.
+    (`bridge.worker.pool.light_tracer`) ends as its body did. A user's class may derive from ``cls``: then the call goes
+    through, since the entry of that class came first.
     """
-    ticket = ticket_of(self)
-    if ticket is None and self.request.is_eager:
-        ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
-    if ticket is None or ticket.entered:
-        if ticket is not None and ticket.body_end is not None:
-            (exc, result), ticket.body_end = ticket.body_end, None
-            if exc is not None:
-                raise exc
-            return result
-        return super(self._bridge_outermost, self).__call__(*args, **kwargs)
-    return handled(self, ticket, self.request, args, kwargs)
+
+    def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ticket = ticket_of(self)
+        if ticket is None and self.request.is_eager:
+            ticket = self.request.bridge_ticket = ticket_of_call(self, args, kwargs)
+        if ticket is None or ticket.entered:
+            if ticket is not None and ticket.body_end is not None:
+                (exc, result), ticket.body_end = ticket.body_end, None
+                if exc is not None:
+                    raise exc
+                return result
+            return super(cls, self).__call__(*args, **kwargs)
+        return handled(self, ticket, self.request, args, kwargs)
+
+    return enter
 
 
 def handled(self: Any, ticket: TicketContext, request: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -153,32 +158,41 @@ def roll_back_in_run(task: Any) -> None:
     task._bridge_rolls_back_in_run = True
 
 
-def before_start(self: Any, *args: Any) -> None:
-    """The outermost ``before_start`` of a task that has one. An exception in it fails the attempt, as in the body."""
-    ticket = ticket_of(self)
-    if ticket is None and self.request.is_eager:
-        _, given, named = args
-        ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
-    try:
-        super(self._bridge_outermost, self).before_start(*args)
-    except (Ignore, Reject, Retry) as exc:
-        if ticket is not None and _cannot_come_again(ticket, exc):
-            raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
-        if ticket is not None:
-            ticket.decided = ticket.asked_retry or exc
-            ticket.end_state()
-            if ticket.asked_retry is not None:
-                raise ticket.asked_retry from None
-        raise
-    except Exception as exc:
-        if ticket is None or not ticket.pushed:
-            raise
-        if isinstance(exc, Drop):
-            # The body is not run (`enter`).
-            ticket.dropped = exc
-            ticket.end_state()
+def before_start_of(cls: Any) -> Callable[..., None]:
+    """The ``before_start`` of the outermost class of a task that has one. An exception in it fails the attempt, as in
+    the body. A user's class may derive from ``cls``: then the call goes through, as in `entry_of`.
+    """
+
+    def before_start(self: Any, *args: Any) -> None:
+        if self._bridge_outermost is not cls:
+            super(cls, self).before_start(*args)
             return
-        raise_or_retry(self, ticket, exc)
+        ticket = ticket_of(self)
+        if ticket is None and self.request.is_eager:
+            _, given, named = args
+            ticket = self.request.bridge_ticket = ticket_of_call(self, given, named)
+        try:
+            super(cls, self).before_start(*args)
+        except (Ignore, Reject, Retry) as exc:
+            if ticket is not None and _cannot_come_again(ticket, exc):
+                raise_or_retry(self, ticket, _cause_of(self, ticket, exc))
+            if ticket is not None:
+                ticket.decided = ticket.asked_retry or exc
+                ticket.end_state()
+                if ticket.asked_retry is not None:
+                    raise ticket.asked_retry from None
+            raise
+        except Exception as exc:
+            if ticket is None or not ticket.pushed:
+                raise
+            if isinstance(exc, Drop):
+                # The body is not run (`handled`).
+                ticket.dropped = exc
+                ticket.end_state()
+                return
+            raise_or_retry(self, ticket, exc)
+
+    return before_start
 
 
 def _cannot_come_again(ticket: TicketContext, exc: Exception) -> bool:

@@ -13,6 +13,7 @@ from bridge.inspect.scans import ticket_of
 from bridge.protocol.dead_letters import read_letter
 from bridge.routing import records
 from bridge.routing.connection import with_raw_replies
+from bridge.routing.counters import read_counters
 from bridge.routing.groups import Group, group_in
 from bridge.routing.history import Delivery, read_entry, rows_in
 from bridge.routing.ids import IdKey, id_key, id_text, younger_than
@@ -48,7 +49,7 @@ def group_of(redis: Redis, keys: LaneKeys) -> Group | None:
     return group_in(reply, keys.group)
 
 
-def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, str]:
+def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, float], str | None, str]:
     """(counters of the lane, ids of the first and the last entry of the history), read at one moment.
 
     An empty history: None and ''.
@@ -59,7 +60,7 @@ def counted(redis: Redis, keys: LaneKeys) -> tuple[dict[str, int], str | None, s
         pipe.execute_command("XRANGE", keys.history, "-", "+", "COUNT", 1)
         pipe.execute_command("XREVRANGE", keys.history, "+", "-", "COUNT", 1)
         counts, first, last = pipe.execute()
-    numbers = {_text(name): int(value) for name, value in counts.items()}
+    numbers = read_counters(counts)
     return (numbers, _text(first[0][0]), _text(last[0][0])) if first else (numbers, None, "")
 
 

@@ -27,15 +27,19 @@ CONNECT_S = 5.0
 ALIVE_S = 3.0
 #: Seconds before the next try, while no master answers.
 RETRY_S = 0.2
+#: Answers 500 in a row after which a call is given up: some ten seconds. A gateway may answer so for a moment; a master
+#: that has a bug does so for ever.
+MOST_BUGS = 50
 
 
 class HttpProblem(Exception):
-    """A master refused a call. ``status``: of the answer."""
+    """A master refused a call. ``status``: of the answer. ``passes``: a later call may be taken."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, *, passes: bool = False) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail
+        self.passes = passes
 
 
 class _Caller:
@@ -53,6 +57,8 @@ class _Caller:
         self.cancelled = False
         #: Calls in a row that failed.
         self.failures = 0
+        #: Answers 500 in a row.
+        self.bugs = 0
 
     def cut(self) -> None:
         """Ends its long poll, if it waits for one. For other threads and signal handlers: takes no lock."""
@@ -127,8 +133,11 @@ class Calls:
                 self._answered(mine)
                 return answer
             detail = str(answer.get("detail", "")) if isinstance(answer, dict) else ""
-            problem = HttpProblem(status, detail)
-            if status != 503:
+            mine.bugs += status == 500
+            # A gateway before the masters answers with any of these when it cannot reach them, or has too much to do.
+            passes = status == 429 or (status >= 500 and mine.bugs < MOST_BUGS)
+            problem = HttpProblem(status, detail, passes=passes)
+            if not passes:
                 self._answered(mine)
                 raise problem
             self._failed(mine, problem)
@@ -219,7 +228,7 @@ class Calls:
             mine.outage.met(exc)
 
     def _answered(self, mine: _Caller) -> None:
-        mine.failures = 0
+        mine.failures = mine.bugs = 0
         mine.outage.over()
 
     def stay(self) -> None:

@@ -58,6 +58,29 @@ def _check_numbers(concurrency: Any, wait_s: Any) -> None:
         raise ValueError(f"wait_s must be from 0 to {MOST_WAIT_S} seconds, it is {wait_s}")
 
 
+class _Stopping:
+    """Whether to stop. `threading.Event` has a lock: a signal handler that sets one would wait for ever when the signal
+    came while its thread was within the wait for the event, or set it already. The queue's `put` may be called there.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._is_set = True
+        self._wakes.put(None)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when it is set, or after ``timeout_s``. For one thread."""
+        if not self._is_set:
+            with suppress(queue.Empty):
+                self._wakes.get(timeout=timeout_s)
+
+
 class HttpConsumer:
     """Handles the messages that masters give it over HTTP.
 
@@ -105,7 +128,7 @@ class HttpConsumer:
         #: By the clock of `now_ns`; 0: the lease is over.
         self._deadline_ns = 0
         self._wants = "go on"
-        self._stopping = threading.Event()
+        self._stopping = _Stopping()
         self._over = threading.Event()
         #: Fences of the messages that it was given and has not acknowledged, of this incarnation.
         self._held: set[int] = set()
@@ -307,7 +330,7 @@ class HttpConsumer:
         except HttpProblem as problem:
             if problem.status in OVER:
                 self._lose(incarnation)
-            elif problem.status != 503:
+            elif not problem.passes:
                 raise
             else:
                 self._stopping.wait(0.2)
@@ -347,7 +370,11 @@ class HttpConsumer:
             incarnation = work.incarnation
             with self._lock:
                 # Checked under the lock: `_lose` counts what runs under it.
-                if incarnation != self._incarnation or not self.holds:
+                if incarnation != self._incarnation:
+                    continue
+                if not self.holds:
+                    # An answer to a renewal may still come before `_watch` notices the end. Then it is given again.
+                    self._held.discard(work.item["fence"])
                     continue
                 self._running += 1
             try:

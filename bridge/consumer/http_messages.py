@@ -77,11 +77,11 @@ def outcome_of(handler: Callable[[Message], object], work: Work, holds: Callable
     except BaseException as exc:
         # As in a Celery worker, sys.exit() in a handler ends no more than the message. The signals of the process come
         # to its main thread, which runs no handler.
-        logger.exception("message %s of ticket %s failed", message.message_id, message.ticket_id)
+        logger.exception("message %s of ticket %r failed", message.message_id, message.ticket_id)
         return failed(exc)
     late_s = -message.left_s()
     if late_s > 0:
-        logger.error("message %s of ticket %s took %.3g s too long", message.message_id, message.ticket_id, late_s)
+        logger.error("message %s of ticket %r took %.3g s too long", message.message_id, message.ticket_id, late_s)
         return {"outcome": "failed", "error": f"it ended {late_s:.3g} s after the time that its message allows"}
     return {"outcome": "done"}
 

@@ -101,16 +101,23 @@ class Outcomes:
             if problem.status in REFUSED:
                 self._refused(batch, problem)
                 return
+            if problem.passes and self._in_halves(batch):
+                return
             logger.warning("%s cannot be acknowledged, and will come again: %s", _count(batch), problem)
             if problem.status in OVER:
                 # Else they came again under the same fence.
                 self._life.lose(incarnation)
         except (OSError, HTTPException) as exc:
-            if len(batch) > 1 and self._life.holds(incarnation):
-                self._send(batch[: len(batch) // 2])
-                self._send(batch[len(batch) // 2 :])
-                return
-            logger.warning("%s cannot be acknowledged, and will come again: %s", _count(batch), exc)
+            if not self._in_halves(batch):
+                logger.warning("%s cannot be acknowledged, and will come again: %s", _count(batch), exc)
+
+    def _in_halves(self, batch: Sequence[Item]) -> bool:
+        """Sends what was too much for one call. False: it is one outcome, or the lease is over."""
+        if len(batch) == 1 or not self._life.holds(batch[0].incarnation):
+            return False
+        self._send(batch[: len(batch) // 2])
+        self._send(batch[len(batch) // 2 :])
+        return True
 
     def _refused(self, batch: Sequence[Item], problem: HttpProblem) -> None:
         if len(batch) > 1:

@@ -36,7 +36,7 @@ from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.registering import update_registration
 from bridge.link.connections import UNAVAILABLE, client, is_full, is_outage
 from bridge.link.outage import Outage
-from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.agreement import differences, readable_facts
 from bridge.protocol.held_runs import HeldRuns
 from bridge.protocol.registration import readable_or_none
 from bridge.routing.errors import DuplicateConsumer, LaneGone
@@ -290,9 +290,11 @@ class Lease:
         if master != self._master and isinstance(master, bytes):
             self._master = master
             self._quietly(self._warn_of_differences)
-        if there and registered is None and not self._is_stopping():
-            # Somebody deleted it by hand, or gave the key an end. The next leader would not know this worker.
-            logger.error("the registration of %s was deleted from %s", self._name, keys.consumers)
+        is_own = isinstance(registered, Exception) or incarnation.encode() in (registered or b"")
+        if there and not is_own and not self._is_stopping():
+            # Somebody deleted it by hand, or gave the key an end. The next leader would not know this worker. Another
+            # one may have taken the name since then: both would take from one queue.
+            logger.error("the registration of %s is not in %s any more", self._name, keys.consumers)
             return False
         return bool(there)
 
@@ -306,7 +308,7 @@ class Lease:
 
     def _warn_of_differences(self) -> None:
         """Logs how this worker differs from the leader. Called when the worker sees a new leader."""
-        for difference in differences(self._profile.facts, leaders_facts(self._master)):
+        for difference in differences(self._profile.facts, readable_facts(self._lane.keys, self._master)):
             logger.warning("this worker differs from the master that leads: %s", difference)
 
     def _report_changes(self) -> None:

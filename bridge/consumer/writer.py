@@ -15,7 +15,6 @@ that was deleted. Where there is no stream, the script looks whether there shall
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -27,7 +26,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from bridge.link.connections import Wire, client, error_code, is_forbidden, is_full, is_outage
-from bridge.link.outage import Outage
+from bridge.link.outage import Outage, has_no_file_descriptor
 from bridge.protocol.outcome_entries import WHO, EntryKind
 from bridge.protocol.outcomes import Outcome
 from bridge.routing.effects import Effect, Success, application, apply, codes_of, tell
@@ -49,21 +48,13 @@ TIMEOUT_S = 2.0
 REFUSED_RETRY_S = 0.25
 
 
-def has_no_file_descriptor(exc: BaseException | None) -> bool:
-    """Whether ``exc`` was raised since no file descriptor was left: the fault is this process's, not the server's."""
-    # An app makes the chain, which may be a circle. Their classes may define what is equal, so it goes by identity.
-    seen: set[int] = set()
-    while exc is not None and id(exc) not in seen:
-        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-            return True
-        seen.add(id(exc))
-        exc = exc.__cause__ if exc.__cause__ is not None else exc.__context__
-    return False
-
-
 def is_refusal(exc: Exception) -> bool:
     """Whether the server refuses every outcome until somebody mends what is wrong there."""
     return is_forbidden(exc) or error_code(exc) == "WRONGTYPE"
+
+
+def _outage() -> Outage:
+    return Outage(logger, "trying to write an outcome until the lease ends")
 
 
 class OutcomeWriter:
@@ -85,7 +76,7 @@ class OutcomeWriter:
         self._idle: list[Wire] = []
         self._made_client: Redis | None = None
         self._known_head = ("", b"")
-        self._outage = Outage(logger, "trying to write an outcome until the lease ends")
+        self._outage = _outage()
 
     def write(self, incarnation: str, outcomes: Sequence[Outcome], *, waits: bool = True) -> bool:
         """Writes ``outcomes`` in one entry. False: the lease ended first, and they are void.
@@ -228,11 +219,13 @@ class OutcomeWriter:
         return self._made_client
 
     def _check_process(self) -> None:
-        # Connections that were open when this process was forked belong to the parent.
+        # Connections that were open when this process was forked belong to the parent. So does the outage that it had
+        # then: a thread of the parent may have held its locks, which nobody would release here.
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._idle = []
             self._made_client = None
+            self._outage = _outage()
 
 
 class UnderWay:

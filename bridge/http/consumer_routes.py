@@ -29,7 +29,7 @@ from bridge.http.incarnations import Incarnation, Incarnations
 from bridge.http.problems import Problem, documented
 from bridge.http.receiving import Receiving
 from bridge.http.registering import Registry
-from bridge.http.site import Consuming, require
+from bridge.http.site import Consuming, chosen, require
 from bridge.http.wakes import Wakes
 from bridge.protocol.outcome_limits import MOST_ITEMS, MOST_SLOTS, MOST_WAIT_S
 from bridge.protocol.outcomes import LARGEST
@@ -79,8 +79,8 @@ async def register(request: Request, consumers: ConsumersOf, caller: Consuming, 
     """Takes a lease in all lanes of the subscription. While another incarnation of this name holds its lease, the call
     waits for its end. When the client closes its connection meanwhile, the name stays free.
     """
-    lanes = consumers.registry.lanes_of(asked.subscription)
-    require(caller, Verb.CONSUME, lanes[0].name)
+    known = consumers.registry.subscriptions()
+    lanes = known[chosen(caller, Verb.CONSUME, known, asked.subscription)]
     found = await consumers.registry.register(asked, lanes, request.is_disconnected)
     return Registered(incarnation=found.id, lease_ms=found.lease_ms)
 

@@ -114,8 +114,8 @@ class Certificate:
     cert: Path
     key: Path | None = None
 
-    def check(self) -> None:
-        """Raises `ConfigurationError` when the server could not use them."""
+    def load(self) -> ssl.SSLContext:
+        """What the server speaks TLS with. Raises `ConfigurationError` when it could not use them."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.cert, self.key, password=lambda: "")
@@ -126,6 +126,7 @@ class Certificate:
             ) from None
         except OSError as exc:
             raise ConfigurationError(f"--http-cert, --http-key: {exc.filename or self.cert}: {exc.strerror}") from None
+        return context
 
 
 @dataclass(frozen=True)

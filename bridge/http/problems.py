@@ -84,7 +84,6 @@ MEANINGS = {
     403: "The token does not allow this.",
     404: "There is no such thing.",
     405: "The path has no such method.",
-    406: "The answer cannot have the form that Accept asks for.",
     408: "The request did not come in time.",
     409: "It does not fit the present state.",
     410: "The lease of this incarnation is over: register again.",

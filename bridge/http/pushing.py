@@ -15,7 +15,7 @@ from bridge.http.access import Caller, Verb
 from bridge.http.bodies import JSON, check_members, media_type_of, pushed_json, require_json
 from bridge.http.problems import Problem, documented
 from bridge.http.queries import QueryRoute
-from bridge.http.site import Pushing, SiteOf, require
+from bridge.http.site import Pushing, SiteOf
 from bridge.producer.options import LONGEST_DELAY_MS, NAMES, NONE, eta_of_text
 from bridge.producer.push import apush_each, apush_many
 from bridge.routing.errors import ConfigurationError
@@ -231,12 +231,12 @@ def _default_task(app: Celery) -> str:
 
 
 def _authorise(app: Celery, caller: Caller, task: str) -> None:
-    """Raises `Problem` (403) unless ``caller`` may push for the subscription of ``task``.
+    """Raises `Problem` (403) unless ``caller`` may push for the subscription of ``task``. Its name is not told.
 
     A task that this app does not know may be one of any subscription.
     """
     if caller.subscriptions is None:
         return
     own = [lane.name for lane in unsplit_lanes_of(app) if task in lane.tasks]
-    for name in own or names_of_subscriptions(app):
-        require(caller, Verb.PUSH, name)
+    if not all(caller.may(Verb.PUSH, name) for name in own or names_of_subscriptions(app)):
+        raise Problem(403, f"this token may not push for the subscription of the task {task!r:.200}")

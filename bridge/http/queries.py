@@ -1,5 +1,7 @@
 """Parameters of requests: one that a route does not have, or that is given twice, is refused. A misspelt filter would
 answer with everything, and a misspelt task would push for another one.
+
+So is what is not UTF-8. It would become the replacement character, and `%FF` would name the ticket that has that one.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, get_args, get_origin
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -24,7 +27,9 @@ class QueryRoute(APIRoute):
         known = dict(_parameters(self.dependant))
 
         async def strictly(request: Request) -> Response:
-            if request.scope["query_string"]:
+            _check_encoding("path", request.scope["raw_path"])
+            if query := request.scope["query_string"]:
+                _check_encoding("query", query)
                 _check(Counter(name for name, _ in request.query_params.multi_items()), known)
             return await handle(request)
 
@@ -41,6 +46,16 @@ def _parameters(dependant: Any) -> Iterator[tuple[str, bool]]:
 
 def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is list or any(map(_is_list, get_args(annotation)))
+
+
+def _check_encoding(where: str, encoded: bytes) -> None:
+    """Raises `Problem` (400)."""
+    if b"%" not in encoded:
+        return
+    try:
+        unquote_to_bytes(encoded).decode()
+    except UnicodeDecodeError:
+        raise malformed([(where, "it must be percent-encoded UTF-8")], 1) from None
 
 
 def _check(given: Mapping[str, int], known: Mapping[str, bool]) -> None:

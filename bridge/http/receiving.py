@@ -75,7 +75,8 @@ class Receiving:
                     again_s = self._wakes.look_again_s(incarnation.lanes)
                     await self._woken(event, min(left_s, again_s))
                     if self._newest.get(incarnation.id) is not mine:
-                        return taken
+                        # The messages are for the later one. What this one says of the lease must be of now.
+                        return await self._take(incarnation, 0, has)
         finally:
             if self._newest.get(incarnation.id) is mine:
                 del self._newest[incarnation.id]

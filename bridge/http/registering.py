@@ -13,19 +13,21 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect
 
 from bridge.app.installed import bridge_of
 from bridge.app.lanes import AppLane, subscriptions_of
+from bridge.consumer.lease import PATIENCE
 from bridge.http.incarnations import Incarnation, lease_over
 from bridge.http.problems import Problem, unavailable
 from bridge.protocol.agreement import facts, leads_http
 from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.health_url import checked_health_url
 from bridge.protocol.registration import HTTP, ChangingFacts, Profile, RunnableTasks, readable_or_none
+from bridge.protocol.unreadable import read_one
 from bridge.routing.http_consumers import Enlisting, Heartbeat, enlist, heartbeat, leave
 from bridge.routing.membership import NO_LIFE
 from bridge.routing.return_codes import ReturnCode
@@ -34,11 +36,40 @@ if TYPE_CHECKING:
     from bridge.http.consumer_forms import Registering
     from bridge.http.incarnations import Incarnations
     from bridge.http.site import Site
+    from bridge.protocol.drain_orders import DrainOrder
+    from bridge.protocol.registration import Registration
+    from bridge.routing.keys import LaneKeys
 
 #: Longest time between two looks at the lease of another consumer of the same name, in seconds.
 OTHER_LEASE_S = 0.25
 
 GO_ON, QUIET, LEAVE = "go on", "quiet", "leave"
+
+
+class _There(NamedTuple):
+    """What a lane has of a name."""
+
+    text: bytes | None
+    #: The registration of that text; None: there is none, or it cannot be read. Then it is replaced.
+    other: Registration | None
+    drain: DrainOrder | None
+
+    @property
+    def registered(self) -> tuple[bytes, str] | None:
+        """The registration that is there, and its incarnation."""
+        return (self.text, NO_LIFE if self.other is None else self.other.incarnation) if self.text else None
+
+    @property
+    def order(self) -> DrainOrder | None:
+        """The order that drains the HTTP consumer that had the name last."""
+        if self.drain is None or self.other is None or (self.other.kind == HTTP and self.drain.is_for(self.other)):
+            return self.drain
+        return None
+
+    @property
+    def lease_ms(self) -> int | None:
+        """The length of the lease of the incarnation that is there. None: it did not say."""
+        return None if self.other is None else self.other.lease_ms
 
 
 class Registry:
@@ -51,23 +82,12 @@ class Registry:
         self._made_of: tuple[object, ...] = ()
         self._of_layout: Mapping[str, Sequence[AppLane]] = {}
 
-    def _subscriptions(self) -> Mapping[str, Sequence[AppLane]]:
+    def subscriptions(self) -> Mapping[str, Sequence[AppLane]]:
+        """The subscriptions of the app, each with its lanes."""
         bridge = bridge_of(self._site.app)
         if (made_of := (bridge.layout, bridge.follows)) != self._made_of:
             self._of_layout, self._made_of = subscriptions_of(self._site.app), made_of
         return self._of_layout
-
-    def lanes_of(self, subscription: str | None) -> Sequence[AppLane]:
-        """The lanes of a subscription; None: of the only one. Raises `Problem`."""
-        found = self._subscriptions()
-        known = ", ".join(found)
-        if subscription is None:
-            if len(found) > 1:
-                raise Problem(400, f"this app has {len(found)} subscriptions: name one of {known}")
-            return next(iter(found.values()))
-        if subscription not in found:
-            raise Problem(404, f"there is no such subscription; this app has: {known}")
-        return found[subscription]
 
     async def register(
         self, asked: Registering, lanes: Sequence[AppLane], is_gone: Callable[[], Awaitable[bool]]
@@ -81,8 +101,9 @@ class Registry:
             # It resolves the name.
             await asyncio.to_thread(checked_health_url, asked.health_url, networks)
         lease_ms = lanes[-1].settings.lease_ms
-        until = time.monotonic() + 1.5 * lease_ms / 1000
+        began = time.monotonic()
         while True:
+            there = await self._look(asked.name, lanes)
             incarnation = Incarnation(
                 id=uuid.uuid4().hex,
                 name=asked.name,
@@ -90,10 +111,10 @@ class Registry:
                 streams=_streams_of(lanes),
                 slots=asked.concurrency,
                 lease_ms=lease_ms,
-                started=time.time(),
+                started=_started(there),
             )
             try:
-                code, left_ms = await self._try(asked, lanes, incarnation)
+                code, left_ms = await self._enlist(asked, lanes, incarnation, there)
             except (RedisError, OSError):
                 await self._end(incarnation)
                 raise
@@ -102,7 +123,9 @@ class Registry:
                 return incarnation
             if code is ReturnCode.LAYOUT:
                 raise unavailable("this master does not know the layout of the stream yet: try again")
-            if code is ReturnCode.HELD and time.monotonic() > until:
+            # By the length of the lease that holds, as workers do: it was longer before a deploy that shortened it.
+            longest_ms = max(one.lease_ms or lease_ms for one in there)
+            if code is ReturnCode.HELD and time.monotonic() - began > PATIENCE * longest_ms / 1000:
                 raise Problem(
                     409,
                     "another consumer of this name is registered and renews its lease: give this one a name of its own",
@@ -120,32 +143,42 @@ class Registry:
         registration of the name would wait for its end.
         """
         with suppress(RedisError, OSError):
-            await leave(await self._site.redis(), incarnation.lanes, incarnation.name, incarnation.id)
+            redis = await self._site.redis()
+            await leave(redis, incarnation.lanes, incarnation.name, incarnation.id, ends_drain=False)
 
-    async def _try(
-        self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation
-    ) -> tuple[ReturnCode, int]:
+    async def _look(self, name: str, lanes: Sequence[AppLane]) -> list[_There]:
+        """What each of the lanes has of the name. Raises `Problem` (503) when an older master leads one of them."""
         redis = await self._site.redis()
         async with redis.pipeline(transaction=False) as pipe:
             for lane in lanes:
-                pipe.hget(lane.settings.keys.consumers, asked.name)
+                pipe.hget(lane.settings.keys.consumers, name)
+                pipe.hget(lane.settings.keys.drains, name)
                 pipe.hget(lane.settings.keys.about, "master")
             # An error that it raises by itself has lost the server's words, before redis-py 7.
             replies: list[Any] = await pipe.execute(raise_on_error=False)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        if not all(leads_http(text) for text in replies[1::2]):
+        if not all(map(_leads_http, lanes, replies[2::3])):
             raise unavailable("a master of an older version leads this subscription: upgrade the masters first")
+        return [
+            _There(text, readable_or_none(text), _order_of(lane.settings.keys, name, order))
+            for lane, text, order in zip(lanes, replies[::3], replies[1::3], strict=True)
+        ]
+
+    async def _enlist(
+        self, asked: Registering, lanes: Sequence[AppLane], incarnation: Incarnation, there: Sequence[_There]
+    ) -> tuple[ReturnCode, int]:
+        redis = await self._site.redis()
         enlisting = [
             Enlisting(
                 lane.settings.keys,
                 lane.in_layout,
                 incarnation.lease_ms,
                 self._profile(asked, lane, incarnation).text(incarnation.id, incarnation.started, incarnation.lease_ms),
-                _found(text),
+                found.registered,
             )
-            for lane, text in zip(lanes, replies[::2], strict=True)
+            for lane, found in zip(lanes, there, strict=True)
         ]
         record = (incarnation.text(), incarnation.record_ms)
         return await enlist(redis, incarnation.name, incarnation.id, incarnation.records, record, enlisting)
@@ -189,17 +222,43 @@ class Registry:
 
     def wants(self, incarnation: Incarnation, found: Heartbeat) -> str:
         """What the masters want of a consumer: to go on, to take nothing new, or to leave and register again."""
-        lanes = self._subscriptions().get(incarnation.subscription, ())
+        lanes = self.subscriptions().get(incarnation.subscription, ())
         if not _serves(incarnation.streams, _streams_of(lanes)):
             return LEAVE
-        drained = any(text and read_drain_order(text).started == incarnation.started for text in found.drains)
+        by_lane = zip(incarnation.lanes, found.drains, strict=True)
+        orders = (_order_of(keys, incarnation.name, text or None) for keys, text in by_lane)
+        drained = any(order is not None and order.started == incarnation.started for order in orders)
         return QUIET if drained else GO_ON
 
     async def leave(self, incarnation: Incarnation) -> None:
-        """Ends the leases. Raises `Problem` (410), and redis errors."""
+        """Ends the leases, and an order that drains the consumer. Raises `Problem` (410), and redis errors."""
         redis = await self._site.redis()
-        if await leave(redis, incarnation.lanes, incarnation.name, incarnation.id) is ReturnCode.LATE:
+        code = await leave(redis, incarnation.lanes, incarnation.name, incarnation.id, ends_drain=True)
+        if code is ReturnCode.LATE:
             raise lease_over()
+
+
+def _order_of(keys: LaneKeys, name: str, text: bytes | None) -> DrainOrder | None:
+    """An order that drains a consumer. One that cannot be read is skipped, as the leader skips it."""
+    return read_one(keys.drains, name.encode(), text, read_drain_order)
+
+
+def _started(there: Sequence[_There]) -> float:
+    """When the consumer started, for its registration. A drain order is for one process, and names it by this time.
+
+    Nobody knows whether the program that registers is the one that lost its lease. So an order for that one is for this
+    one, too: it holds until it is lifted, or the consumer leaves.
+    """
+    orders = [order for one in there if (order := one.order) is not None]
+    newest = max(orders, key=lambda order: order.at_ms, default=None)
+    return time.time() if newest is None or newest.started is None else newest.started
+
+
+def _leads_http(lane: AppLane, text: bytes | None) -> bool:
+    """`leads_http` of a lane. What cannot be read is not from a master: it says nothing, and the next leader writes it
+    again.
+    """
+    return read_one(lane.settings.keys.about, b"master", text, leads_http) is not False
 
 
 def _serves(serves: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]]) -> bool:
@@ -222,11 +281,3 @@ def _streams_of(lanes: Sequence[AppLane]) -> dict[str, list[str]]:
     for lane in lanes:
         found.setdefault(lane.version, []).append(lane.settings.stream)
     return found
-
-
-def _found(text: bytes | None) -> tuple[bytes, str] | None:
-    """A registration that is there, and its incarnation. One that cannot be read is replaced."""
-    if not text:
-        return None
-    other = readable_or_none(text)
-    return text, NO_LIFE if other is None else other.incarnation

@@ -31,6 +31,8 @@ from bridge.http.site import Site
 from bridge.routing.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from celery import Celery
 
     from bridge.http.options import HttpOptions
@@ -63,8 +65,8 @@ class HttpServer:
                 f"--http: {options.address} can be reached from other machines, so it needs tokens: name a file with "
                 "--http-tokens, or set BRIDGE_HTTP_TOKENS"
             )
-        if options.certificate is not None:
-            options.certificate.check()
+        #: Read once, by the master. A process that is started again later may find other files, or none.
+        self._tls = None if options.certificate is None else options.certificate.load()
         self._socket = options.address.bind()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -95,7 +97,10 @@ class HttpServer:
         settings = bridge_of(self._app).settings
         most = _raised_limit(settings.http_max_connections)
         site = Site(self._app, self._access)
-        self._server = _Server(self._config(site, most), site, most + REFUSED)
+        if self._tls is not None:
+            # Each connection has a buffer of this size, which asyncio fills with zeros. This process is the port's own.
+            SSLProtocol.max_size = TLS_BYTES
+        self._server = _Server(self._config(site, most), site, most + REFUSED, self._tls)
         # From Python 3.13 on, a thread that was made before a fork cannot be started after it.
         self._thread = threading.Thread(target=self._run, name="bridge-http", daemon=True)
         self._thread.start()
@@ -121,11 +126,6 @@ class HttpServer:
             self._thread.join(STOP_S + 2)
 
     def _config(self, site: Site, most: int) -> uvicorn.Config:
-        options: dict[str, Any] = {}
-        if (certificate := self._options.certificate) is not None:
-            options = {"ssl_certfile": certificate.cert, "ssl_keyfile": certificate.key}
-            # Each connection has a buffer of this size, which asyncio fills with zeros. This process is the port's own.
-            SSLProtocol.max_size = TLS_BYTES
         return uvicorn.Config(
             make_application(site),
             http=partial(Connection, most=most),  # type: ignore[arg-type]
@@ -142,7 +142,6 @@ class HttpServer:
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=STOP_S,
             h11_max_incomplete_event_size=HEADER_BYTES,
-            **options,
         )
 
     def _run(self) -> None:
@@ -161,9 +160,10 @@ class _Server(uvicorn.Server):
     ``most``: the most connections that are accepted at once.
     """
 
-    def __init__(self, config: uvicorn.Config, site: Site, most: int) -> None:
+    def __init__(self, config: uvicorn.Config, site: Site, most: int, tls: SSLContext | None) -> None:
         super().__init__(config)
         self._most = most
+        self._tls = tls
         self.site = site
         self._following: asyncio.Task[None] | None = None
 
@@ -174,8 +174,8 @@ class _Server(uvicorn.Server):
         kind: Any = self.config.http_protocol_class
         protocol = partial(kind, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         options: dict[str, Any] = {}
-        if self.config.ssl is not None:
-            options = {"ssl": self.config.ssl, "ssl_handshake_timeout": connections.HEADERS_S}
+        if self._tls is not None:
+            options = {"ssl": self._tls, "ssl_handshake_timeout": connections.HEADERS_S}
         loop = asyncio.get_running_loop()
         options["backlog"] = self.config.backlog
         listening = [Listening(one, self._most) for one in sockets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,6 +101,25 @@ def require(caller: Caller, verb: Verb, subscription: str) -> None:
     """Raises `Problem` (403) unless ``caller`` may use ``verb`` for ``subscription``."""
     if not caller.may(verb, subscription):
         raise Problem(403, f"this token may not {verb} for the subscription {subscription!r:.200}")
+
+
+def chosen(caller: Caller, verb: Verb, known: Collection[str], wanted: str | None) -> str:
+    """Which of the subscriptions ``known`` is meant. Raises `Problem`: 400, 403 or 404.
+
+    None of these names a subscription that ``caller`` may not use. 403 comes before 404: the caller does not learn
+    either whether there is one of the name that it asks for.
+    """
+    own = ", ".join(name for name in known if caller.may(verb, name))
+    if wanted is None:
+        if len(known) > 1:
+            raise Problem(400, f"this app has several subscriptions, so name one{own and f' of {own}'}")
+        if not own:
+            raise Problem(403, f"this token may not {verb} for the subscription of this app")
+        [wanted] = known
+    require(caller, verb, wanted)
+    if wanted not in known:
+        raise Problem(404, f"there is no such subscription{own and f'; there is {own}'}")
+    return wanted
 
 
 # The three are what a route names as the type of a parameter.

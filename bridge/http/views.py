@@ -22,7 +22,7 @@ from bridge.http.bodies import JSON
 from bridge.http.consumer_forms import MESSAGE_ID
 from bridge.http.problems import Problem, documented, unavailable
 from bridge.http.queries import QueryRoute
-from bridge.http.site import Reading, Site, SiteOf, require
+from bridge.http.site import Reading, Site, SiteOf, chosen
 from bridge.inspect.advice import Advice
 from bridge.inspect.choice import lane_of_message, lane_of_ticket, lanes_with_ticket
 from bridge.inspect.dead_letters import of_message, read_page
@@ -292,17 +292,7 @@ async def _view(
 
 
 def _allowed(site: Site, caller: Caller, subscription: str | None) -> str:
-    """The subscription that is meant. Raises `Problem`: 400, 403, 404."""
-    known = list(subscriptions_of(site.app))
-    if subscription is None:
-        if len(known) > 1:
-            raise Problem(400, "this app has several subscriptions: name one with ?subscription=NAME")
-        subscription = known[0]
-    # 403 comes before 404: a token does not learn whether a subscription exists that it may not read.
-    require(caller, Verb.READ, subscription)
-    if subscription not in known:
-        raise Problem(404, "there is no such subscription")
-    return subscription
+    return chosen(caller, Verb.READ, subscriptions_of(site.app), subscription)
 
 
 def _lane_of(lanes: Sequence[AppLane], message_id: str) -> AppLane:

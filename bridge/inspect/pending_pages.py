@@ -19,8 +19,9 @@ from redis.exceptions import ResponseError
 
 from bridge.inspect.pending import PendingMessage, PendingPage, PendingState, Wanted
 from bridge.inspect.scans import FIRST_PAGE, LIMIT, PAGE_BYTES, PAGE_MAX, ticket_of
+from bridge.protocol.unreadable import read_all
 from bridge.routing import records
-from bridge.routing.groups import name_in_group, pending_summary, shown_name, unless_missing
+from bridge.routing.groups import name_in_group, pending_summary, raw_name, shown_name, unless_missing
 from bridge.routing.ids import id_before, id_key, member_of, younger_than
 from bridge.routing.partitions import stream_id, suffix_of
 
@@ -153,7 +154,9 @@ class _LanePages:
             rows = _merged(pages, size)
             if all(row.id in self._tickets for row in rows):
                 break
-        known = {ticket: records.parse(text) for ticket, text in zip(tickets, texts, strict=False) if text is not None}
+        there = {name.encode(): text for name, text in zip(tickets, texts, strict=False) if text is not None}
+        read = read_all(keys.tickets, there, lambda _name, text: records.parse(text))
+        known = {name.decode(): record for name, record in read.items()}
         # Others became pending during this read.
         return [self._message(row, known) for row in rows if row.id in self._tickets]
 
@@ -196,10 +199,14 @@ class _LanePages:
             pipe.execute_command("XPENDING", lane.stream, lane.group)
             reply = unless_missing(pipe.execute(raise_on_error=False)[0])
         shelves = lane.keys.parked_consumer(lane.master, "")
-        parked = wanted.state is PendingState.PARKED
         names = [name_in_group(raw) for raw in pending_summary(reply).under]
-        others = (lane.master, lane.keys.delayed_consumer(lane.master))
-        names = [name for name in names if name not in others and name.startswith(shelves) == parked]
+        if wanted.state is PendingState.PARKED:
+            names = [name for name in names if name.startswith(shelves)]
+        else:
+            # A stray may be under any name but these, also under that of another ticket that is parked.
+            others = (lane.master, lane.keys.delayed_consumer(lane.master))
+            flying = wanted.state is PendingState.IN_FLIGHT
+            names = [name for name in names if name not in others and not (flying and name.startswith(shelves))]
         return names if len(names) <= NAMES_ONE_BY_ONE else None
 
     def _commands(self, at: str | None, size: int, end: str = "+") -> list[list[Any]]:
@@ -209,7 +216,7 @@ class _LanePages:
         command = ["XPENDING", lane.stream, lane.group, *idle, *span, size]
         if self._names is None:
             return [command]
-        return [[*command, name.encode(errors="surrogateescape")] for name in self._names]
+        return [[*command, raw_name(name)] for name in self._names]
 
     def _rows(self, at: str | None, size: int) -> list[_Row]:
         commands = self._commands(at, size)

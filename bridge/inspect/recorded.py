@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.inspect.roster import Pending, registrations_of
+from bridge.inspect.roster import Pending
 from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.unreadable import read_all
 from bridge.routing import records
+from bridge.routing.groups import unless_missing
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -48,7 +50,7 @@ def recorded_in(redis: Redis, lanes: Sequence[AppLane], *, parked_only: bool) ->
 
 
 def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator[Recorded]:
-    """All tickets with a record, in no order. Raises redis errors."""
+    """All tickets with a record that can be read, in no order; the log names others. Raises redis errors."""
     keys = lane.keys
     seconds, micros = redis.time()
     now_ms = seconds * 1000 + micros // 1000
@@ -59,12 +61,10 @@ def recorded(redis: Redis, lane: LaneSettings, *, parked_only: bool) -> Iterator
         found: Any = redis.hscan(keys.tickets, cursor, count=PAGE)
         cursor, page = found
         due = _due(redis, lane, [name for name, text in page.items() if records.is_held(text)], now_ms)
-        for name, text in page.items():
-            # A scan may give a field twice.
-            if name in known:
-                continue
-            known.add(name)
-            record = records.parse(text)
+        # A scan may give a field twice.
+        new = {name: text for name, text in page.items() if name not in known}
+        known |= new.keys()
+        for name, record in read_all(keys.tickets, new, lambda _name, text: records.parse(text)).items():
             if parked_only and not record.parked:
                 continue
             yield Recorded(
@@ -99,9 +99,9 @@ def _state(record: records.Record, due: bool) -> TicketState:
 
 def _aside(redis: Redis, lane: LaneSettings) -> dict[str, int]:
     keys = lane.keys
-    if not redis.exists(keys.tickets):
-        # No ticket has a record. There may be no group either.
-        return {}
-    summary: Any = redis.execute_command("XPENDING", keys.stream, keys.group)
-    registered: Any = redis.hgetall(keys.consumers)
-    return Pending.of(summary, lane, registrations_of(registered)).of_parked
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.execute_command("XPENDING", keys.stream, keys.group)
+        pipe.hkeys(keys.consumers)
+        # There may be records and no group: somebody destroyed it, and no master has made it again.
+        summary, names = [unless_missing(reply) for reply in pipe.execute(raise_on_error=False)]
+    return Pending.of(summary, lane, {name.decode(errors="replace") for name in names}).of_parked

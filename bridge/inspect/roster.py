@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -13,8 +13,9 @@ from bridge.protocol.drain_orders import read_drain_order
 from bridge.protocol.held_runs import read_held_runs
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.protocol.registration import Registration, read_registration
+from bridge.protocol.unreadable import UNREADABLE, Skip, read_all
 from bridge.routing.errors import InputError
-from bridge.routing.groups import pending_summary
+from bridge.routing.groups import pending_summary, raw_name, unless_missing
 from bridge.routing.ids import id_key
 from bridge.routing.text import printable
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from bridge.routing.keys import LaneKeys
     from bridge.settings.lane import LaneSettings
+
+
+T = TypeVar("T")
 
 
 class ConsumerState(Enum):
@@ -59,7 +63,7 @@ class ConsumerStatus:
     incarnation: str | None
     #: Messages pending under its name.
     in_flight: int
-    #: Tickets that it held when it last renewed its lease; None before the first renewal.
+    #: Tickets that it held when it last renewed its lease; None before the first renewal, or its report cannot be read.
     tickets: int | None
     #: Celery messages in its queue.
     queued: int
@@ -110,14 +114,26 @@ class Pending:
         return cls(first_ms, of_master, of_consumers, of_parked, of_delayed, late)
 
 
-def registrations_of(reply: dict[bytes, bytes]) -> dict[str, Registration]:
-    """Consumer -> its registration, from the reply of HGETALL."""
-    return {name.decode(): read_registration(text) for name, text in reply.items()}
+def registrations_of(keys: LaneKeys, reply: dict[bytes, bytes], skip: Skip) -> dict[str, Registration]:
+    """Consumer -> its registration, from the reply of HGETALL. ``skip`` gets what cannot be read, as of `read_all`."""
+    found = read_all(keys.consumers, reply, lambda _name, text: read_registration(text), skip)
+    return {name.decode(): registration for name, registration in found.items()}
 
 
 def draining(registration: Registration, order: bytes | None) -> bool:
-    """Whether ``order``, a value of the hash ``drains``, holds for the process that registered."""
-    return order is not None and read_drain_order(order).is_for(registration)
+    """Whether ``order``, a value of the hash ``drains``, holds for the process that registered. One that cannot be read
+    does not: the leader skips it.
+    """
+    found = _read_or_none(read_drain_order, order)
+    return found is not None and found.is_for(registration)
+
+
+def _read_or_none(read: Callable[[bytes], T], text: bytes | None) -> T | None:
+    """What ``read`` makes of ``text``; None: there is none, or it cannot be read."""
+    try:
+        return read(text) if text else None
+    except UNREADABLE:
+        return None
 
 
 def request_consumers(pipe: Any, keys: LaneKeys, registrations: dict[str, Registration]) -> None:
@@ -164,7 +180,7 @@ def consumers(
                 pid=registration.pid,
                 incarnation=registration.incarnation,
                 in_flight=pending.of_consumers.get(name, 0),
-                tickets=len(read_held_runs(held).fences) if held else None,
+                tickets=None if (report := _read_or_none(read_held_runs, held)) is None else len(report.fences),
                 queued=queued,
                 lease_ms=max(0, lease_ms),
                 up_ms=None if since is None else max(0, now_ms - int(since * 1000)),
@@ -183,8 +199,9 @@ def _is_probe(text: bytes | None) -> bool:
     """Whether a Celery message is the leader's probe: it shows whether the consumer reads its queue."""
     if text is None or HEADER_REQUEST.encode() not in text:
         return False
-    headers: dict[str, Any] = orjson.loads(text)["headers"]
-    return headers.get(HEADER_REQUEST) == WorkerRequest.PROBE.value
+    message: Any = _read_or_none(orjson.loads, text)
+    headers = message.get("headers") if isinstance(message, dict) else None
+    return isinstance(headers, dict) and headers.get(HEADER_REQUEST) == WorkerRequest.PROBE.value
 
 
 def full_name(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
@@ -198,14 +215,22 @@ def full_name(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
     raise InputError(f"there is no consumer {printable(name)} ({there})")
 
 
-def name_of_pending(redis: Redis, lanes: Sequence[LaneKeys], name: str) -> str:
-    """As `full_name`, but any other name stays as it is: messages may be pending under it."""
-    return _meant(_registered(redis, lanes), name) or name
+def name_of_pending(redis: Redis, lanes: Sequence[LaneSettings], name: str) -> str:
+    """The name in the group that ``name`` means: itself, if it is the master's or messages are pending under it in one
+    of ``lanes``, or a consumer, as of `full_name`. Any other name stays as it is.
+    """
+    with redis.pipeline(transaction=False) as pipe:
+        for lane in lanes:
+            pipe.execute_command("XPENDING", lane.stream, lane.group, "-", "+", 1, raw_name(name))
+        pages = [unless_missing(reply) for reply in pipe.execute(raise_on_error=False)]
+    if any(pages) or any(name == lane.master for lane in lanes):
+        return name
+    return _meant(_registered(redis, [lane.keys for lane in lanes]), name) or name
 
 
 def _registered(redis: Redis, lanes: Sequence[LaneKeys]) -> list[str]:
     found: list[Any] = [redis.hkeys(keys.consumers) for keys in lanes]
-    return sorted({raw.decode() for some in found for raw in some})
+    return sorted({raw.decode(errors="replace") for some in found for raw in some})
 
 
 def _meant(names: Sequence[str], name: str) -> str | None:

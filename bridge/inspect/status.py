@@ -23,8 +23,11 @@ from bridge.inspect.reasons import reading_stops
 from bridge.inspect.roster import ConsumerState, ConsumerStatus, Pending, consumers, registrations_of, request_consumers
 from bridge.inspect.stream_status import SAMPLES
 from bridge.link.connections import without_password
-from bridge.protocol.agreement import differences, leaders_facts
+from bridge.protocol.agreement import differences, readable_facts
+from bridge.protocol.drain_orders import read_drain_order
+from bridge.protocol.unreadable import read_all, skipped
 from bridge.protocol.unserved import UnservedTask, read_unserved
+from bridge.routing.counters import ANY, NO_NUMBER, read_counters, uncounted
 from bridge.routing.groups import Group, group_in, pending_summary, unless_missing
 from bridge.routing.ids import id_key, younger_than
 from bridge.routing.leadership import read_token
@@ -118,6 +121,8 @@ class LaneStatus:
     schedule: int = 0
     #: What was sent to the receiver of dead letters; None: there was none.
     notices: Notices | None = None
+    #: Values of the lane that are left out, since they cannot be read: one sentence each. ``problems`` has them, too.
+    unreadable: tuple[str, ...] = field(default=())
     #: What keeps the lane from moving, and what to do: one sentence each.
     problems: tuple[str, ...] = field(default=())
 
@@ -175,7 +180,15 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     overtaking, first, holding, dead, outcomes, length, *hashes = replies
     counts, registered, drains, unserved, about, notices = hashes
     now_ms = time_[0] * 1000 + time_[1] // 1000
-    registrations = registrations_of(registered)
+    unreadable: list[str] = []
+
+    def skip(key: str, field: bytes, value: bytes) -> None:
+        unreadable.append(skipped(key, field, value))
+
+    registrations = registrations_of(keys, registered, skip)
+    read_all(keys.drains, drains, lambda _name, text: read_drain_order(text), skip)
+    counted = read_counters(counts)
+    unreadable += [uncounted(keys.counts, name, NO_NUMBER) for name, number in counted.items() if number == ANY]
     pending = Pending.of(pending_raw, lane, registrations, late)
     last_delivered = group.read_to if group else "0-0"
     with redis.pipeline(transaction=False) as pipe:
@@ -203,7 +216,7 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
     dues += [] if held.next_ms is None else [held.next_ms]
     retrying = max(0, retries - held.tickets)
     waiting = max(0, pending.of_master - retrying - held.messages)
-    parked = {name.decode() for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
+    parked = {name.decode(errors="replace") for name, record in _as_dict(records).items() if record.startswith(_PARKED)}
     status = LaneStatus(
         stream=keys.stream,
         group=keys.group,
@@ -228,18 +241,18 @@ def _read(redis: Redis, lane: LaneSettings, url: str, commands: Advice) -> LaneS
         oldest_undone_ms=None if oldest is None else max(0, now_ms - oldest),
         stopped=_stopped(redis, lane, unread, length, 0 if oldest_unread is None else now_ms - oldest_unread),
         outcomes=outcomes,
-        counters={name.decode(): int(value) for name, value in sorted(counts.items())},
+        counters={name: int(number) for name, number in sorted(counted.items()) if number != ANY},
         consumers=consumers(registrations, of_consumers, drains, pending, now_ms),
-        unserved=read_unserved(unserved),
-        app=about[b"app"].decode() if b"app" in about else None,
+        unserved=read_unserved(keys.unserved, unserved, skip),
+        app=about[b"app"].decode(errors="replace") if b"app" in about else None,
         format=int(about[b"format"]) if b"format" in about else None,
-        master=leaders_facts(about.get(b"master")),
+        master=readable_facts(keys, about.get(b"master"), skip),
         notices=notices_in(notices),
     )
     waits = (_unserved(one, now_ms) for one in status.unserved)
     ahead = _ahead(keys.stream, stream, now_ms)
-    problems = (*_problems(status, lane, commands), *ahead, *waits, *_differing(status, registrations))
-    return replace(status, problems=problems)
+    problems = (*_problems(status, lane, commands), *ahead, *waits, *_differing(status, registrations), *unreadable)
+    return replace(status, unreadable=tuple(unreadable), problems=problems)
 
 
 def _unread(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from bridge.inspect.dropped import Dropped
-from bridge.routing.groups import groups_in
+from bridge.routing.groups import groups_in, unless_missing
 from bridge.routing.keys import retired_key
 from bridge.routing.layouts import layout_of, retired_among
 from bridge.routing.numbers import count
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from bridge.app.lanes import AppLane
+    from bridge.inspect.advice import Advice
 
 
 @dataclass(frozen=True)
 class StreamState:
     """One stream. ``partition``: its number; None: the stream is not split. ``version``: 0 for the newest, 1 for the
-    one before, and so on; None: it was retired, at ``retired_ms``. ``last_id``: of the last entry ever added; None:
-    there is no stream. ``is_old``: it is a partition of an older layout. ``is_dropped``: the app does not name this
-    older version any more; ``version`` is None then, too.
+    one before, and so on; None: it was retired, at ``retired_ms`` (with groups: not to its end). ``last_id``: of
+    the last entry ever added; None: there is no stream. ``is_old``: it is a partition of an older layout.
+    ``is_dropped``: the app does not name this older version any more; ``version`` is None then, too.
     """
 
     stream: str
@@ -58,24 +59,37 @@ def read_retired(redis: Redis, versions: Sequence[str]) -> list[StreamState]:
             for some in streams.values():
                 for stream in some:
                     pipe.xlen(stream)
-            lengths = iter(pipe.execute())
+                    pipe.execute_command("XINFO", "GROUPS", stream)
+            replies = pipe.execute(raise_on_error=False)
+        lengths = iter([unless_missing(reply) for reply in replies[::2]])
+        groups = iter([groups_in(reply) for reply in replies[1::2]])
     except NoPermissionError:
         return []
     found = []
     for name, some in streams.items():
         entries = sum(next(lengths) for _ in some)
-        found.append(StreamState(name, None, None, entries, None, (), notes[name].since_ms))
+        names = _shown({group for _ in some for group in next(groups)})
+        found.append(StreamState(name, None, None, entries, None, names, notes[name].since_ms))
     return found
 
 
-def retired_problems(found: Sequence[StreamState]) -> list[str]:
-    """Sentences about retired streams to which something is still added."""
-    return [
-        f"{printable(one.stream)} was retired, and {count(one.entries, 'message')} came since then, by XADD: nobody "
-        "handles them; stop their producer, then delete them with DEL"
-        for one in found
-        if one.entries
-    ]
+def retired_problems(found: Sequence[StreamState], commands: Advice) -> list[str]:
+    """Sentences about retired streams of which something is left, or to which something is still added. ``commands``:
+    how commands are written.
+    """
+    problems = []
+    for one in found:
+        name = printable(one.stream)
+        if one.groups:
+            # XADD makes no groups: a retirement deletes them, with everything that was in the stream before.
+            again = commands.of_app("stream", "retire", about=one.stream)
+            problems.append(f"the retirement of {name} was cut off: run {again} again")
+        elif one.entries:
+            problems.append(
+                f"{name} was retired, and {count(one.entries, 'message')} came since then, by XADD: nobody handles "
+                "them; stop their producer, then delete them with DEL"
+            )
+    return problems
 
 
 def read_streams(redis: Redis, lanes: Sequence[AppLane]) -> list[StreamState]:
@@ -125,8 +139,12 @@ def read_unread(redis: Redis, app: Celery) -> list[Unread]:
     ]
 
 
+def _shown(groups: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(sorted(name.decode(errors="backslashreplace") for name in groups))
+
+
 def _state(stream: str, partition: int | None, version: int | None, info: Any, groups: Any) -> StreamState:
-    names = tuple(sorted(name.decode(errors="backslashreplace") for name in groups_in(groups)))
+    names = _shown(groups_in(groups))
     where = (stream, partition, version)
     if isinstance(info, ResponseError) and "no such key" in str(info):
         return StreamState(*where, 0, None, names)

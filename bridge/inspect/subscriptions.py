@@ -18,6 +18,7 @@ from bridge.inspect.roster import Pending
 from bridge.inspect.stream_status import StreamStatus, read_streams
 from bridge.inspect.subscription_status import SubscriptionStatus
 from bridge.inspect.undeclared import undeclared_lanes
+from bridge.routing.counters import ANY, read_counters
 from bridge.routing.ids import id_key, younger_than
 
 if TYPE_CHECKING:
@@ -115,9 +116,12 @@ class _Lane:
         self.group = stream.groups.get(name)
         self.permitted = led is not None
         self.led, self.consumers, self.dead = bool(led), consumers, dead
-        self.app = None if app is None else app.decode()
-        self.format = None if format_ is None else int(format_)
-        self.counters = {one: int(value or 0) for one, value in zip(COUNTERS, counts, strict=True)}
+        self.app = None if app is None else app.decode(errors="replace")
+        self.format = int(format_) if format_ is not None and format_.isdigit() else None
+        there = zip(COUNTERS, counts, strict=True)
+        counted = read_counters({one.encode(): value for one, value in there if value is not None})
+        # `bridge status` of the lane names one that holds no number.
+        self.counters = {one: int(number) for one in COUNTERS if (number := counted.get(one, 0)) != ANY}
         self.unread, self.exact = stream.unread(name)
         self.pending = Pending.of(pending_raw, lane, (), late)
         held = read_holding(redis, lane, self.pending, now_ms) if holding else Holding()
@@ -167,7 +171,7 @@ def _sum(name: str, lanes: Sequence[_Lane], declared: bool) -> SubscriptionStatu
         holding=sum(lane.holding for lane in lanes),
         parked=sum(sum(lane.pending.of_parked.values()) for lane in lanes),
         dead=sum(lane.dead for lane in lanes),
-        counters={one: sum(lane.counters[one] for lane in lanes) for one in COUNTERS},
+        counters={one: sum(lane.counters.get(one, 0) for lane in lanes) for one in COUNTERS},
         oldest_undone_ms=max(ages, default=None),
         held_bytes=known([lane.held_bytes for lane in lanes]),
         held_alone=sum(lane.alone for lane in lanes),

@@ -36,7 +36,8 @@ from bridge.inspect.ticket_facts import InFlight, Parked, Retry, TicketFacts
 from bridge.inspect.ticket_state import TicketState
 from bridge.protocol.dead_letters import Letter, read_letter
 from bridge.protocol.registration import Registration, Registrations
-from bridge.protocol.unserved import read_unserved
+from bridge.protocol.unreadable import read_one, skipped
+from bridge.protocol.unserved import read_note
 from bridge.routing import records
 from bridge.routing.groups import group_in
 from bridge.routing.history import What
@@ -76,6 +77,8 @@ class _Lane:
     #: Consumer -> the order to drain it.
     drains: dict[bytes, bytes] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
+    #: Why there is no ``record``, though the ticket has one; empty: it can be read.
+    unreadable: str = ""
 
     @property
     def draining(self) -> set[str]:
@@ -113,7 +116,8 @@ def locate(
         found = replace(found, reading_stop=reading_stop(redis, settings, commands))
     # The reason has ids, too.
     found = name_ticket(found, suffix)
-    return replace(found, why=why(found, commands))
+    reason = why(found, commands)
+    return replace(found, why=f"{found.why}; {reason}" if found.why else reason)
 
 
 def _search(
@@ -181,7 +185,7 @@ def _search(
     return TicketFacts(
         ticket=ticket,
         state=state,
-        why="",
+        why=lane.unreadable,
         leader=lane.leader,
         consumers_alive=len(lane.alive),
         in_flight=in_flight,
@@ -220,10 +224,15 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
         if isinstance(reply, Exception):
             raise reply
     time_, token, text, due, registered, drains, overtaking, holding = replies
+    unreadable: list[str] = []
+
+    def skip(key: str, field: bytes, value: bytes) -> None:
+        unreadable.append(skipped(key, field, value))
+
     lane = _Lane(
         now_ms=time_[0] * 1000 + time_[1] // 1000,
         leader=None if token is None else read_token(token).holder,
-        record=None if text is None else records.parse(text),
+        record=read_one(keys.tickets, ticket.encode(), text, records.parse, skip),
         due_ms=None if due is None else int(due),
         # The leader logs those that cannot be read.
         registrations=Registrations().read(registered, lambda _name, _text: None),
@@ -239,6 +248,7 @@ def _read_lane(redis: Redis, settings: LaneSettings, ticket: str) -> _Lane:
             pipe.pttl(keys.lease(incarnation))
         leases = pipe.execute()
     lane.leases = dict(zip(asked, leases, strict=True))
+    lane.unreadable = "".join(unreadable)
     return lane
 
 
@@ -354,8 +364,9 @@ def _nobody_runs(
     # The leader's note says more: whether the task is known, and when its message becomes a dead letter.
     text: Any = redis.hget(settings.keys.unserved, task)
     why = ""
-    if text is not None:
-        [noted] = read_unserved({task.encode(): text})
+    note = read_one(settings.keys.unserved, task.encode(), text, lambda one: read_note(task.encode(), one))
+    if note is not None:
+        noted = note.task
         if noted.breaker:
             return f"no message of its task {task} is dispatched: {noted.breaker}"
         why = f": {noted.why}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
@@ -16,6 +16,7 @@ from bridge.inspect.dropped import waits_for_dropped
 from bridge.inspect.scans import MUCH_UNREAD
 from bridge.inspect.ticket_search import locate
 from bridge.inspect.ticket_state import TicketState
+from bridge.protocol.unreadable import read_one
 from bridge.routing import records
 from bridge.routing.keys import LaneKeys
 from bridge.routing.numbers import count
@@ -133,8 +134,9 @@ def _newer(redis: Redis, lane: AppLane, ticket: str) -> str:
         known += sorted(newer_versions(redis, lane.settings.stream) - {*known})
         for stream in known:
             keys = LaneKeys(stream, lane.name)
-            text = redis.hget(keys.tickets, ticket)
-            if text is not None and records.parse(text).in_flight:
+            text: Any = redis.hget(keys.tickets, ticket)
+            record = read_one(keys.tickets, ticket.encode(), text, records.parse)
+            if record is not None and record.in_flight:
                 led = "" if redis.exists(keys.leader) else ", which no master leads: start one that follows this one"
                 return f"it waits for a message in flight in the newer version {stream}{led}"
     return ""

@@ -226,7 +226,7 @@ class Leader:
 
     def _rest(self) -> None:
         self._dead_log.close()
-        self._reads.rest()
+        self._reads.close()
         self._term.rest()
         # Only a notice asks for a look now.
         self.lease_watch.look_at = float("inf")
@@ -320,7 +320,6 @@ class Leader:
             # script reads from where the group stands, so any newer entry is a reason to wake up.
             read_to = id_text(lane.read_to)
             self._entries.ask("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._term.keys.stream, read_to)
-        now_ms = lane.now_ms()
         timeout = max(0.0, min(BLOCK_S, min(self.lease_watch.look_at, self._sweep_at) - time.monotonic()))
         skips = lag.excess > 0 and not lane.behind
         waits = skips or self._planner.left_some or self._backoffs_over.waits or self._refill.waits
@@ -333,7 +332,7 @@ class Leader:
         if lane.next_due_ms is not None and (until_due := self._delayed.timeout_s()) is not None:
             timeout = min(timeout, until_due)
         if lane.backoffs:
-            timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - now_ms) / 1000))
+            timeout = max(0.0, min(timeout, (lane.backoffs[0][0] - lane.clock.settled_ms()) / 1000))
         ready = self._reads.wait(timeout)
         if self._place is None:
             self._work(ready, wants_entries=wants_entries)
@@ -360,7 +359,7 @@ class Leader:
                 self._read_at = 0.0
             # Where more of them wait, the next read follows at once.
             settled = count < self._most_outcomes
-        lane.wake(lane.now_ms())
+        lane.wake()
         self._backoffs_over.run(batch)
         woken = self._entries.asked and self._entries.file in ready and bool(self._entries.answer())
         self._more = self._more or woken

@@ -68,11 +68,7 @@ class Parts:
         settings = app_lane.settings
         registrations = Registrations()
         term = self.term = Term.begin(app, url, app_lane, token, clock, registrations.knows)
-        lane = self.lane = (
-            Lane(settings, now_ms=clock.lane_ms)
-            if place is None
-            else ChainedLane(settings, place.defers, now_ms=clock.lane_ms)
-        )
+        lane = self.lane = Lane(settings, clock) if place is None else ChainedLane(settings, place.defers, clock)
         traits = Traits(app, settings, registrations)
         traits.on_change.append(term.parser.forget)
         envelopes = Envelopes(app, traits.ignores_result, app_lane.id_suffix)

@@ -5,7 +5,8 @@ the name, or somebody changed it by hand.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import NoPermissionError
@@ -49,6 +50,8 @@ TYPES = {
 
 #: Above this, Lua has no whole numbers. A term or a fence would be given out twice.
 MOST = 2**53 - 1
+#: Lanes that one round trip looks at.
+LANES = 100
 #: Characters of a wrong value that are shown.
 SHOWN = 40
 
@@ -90,53 +93,65 @@ def types_of(keys: LaneKeys) -> dict[str, str]:
     return {getattr(keys, name): type_ for name, type_ in TYPES.items()}
 
 
-def refuse_misplaced(redis: Redis, keys: LaneKeys, *, queues: bool = False) -> None:
-    """Raises `ConfigurationError`, one line, when a key of the lane has another type than the lane's, or a string
-    another form; redis errors.
+def refuse_misplaced(redis: Redis, *lanes: LaneKeys, queues: bool = False) -> None:
+    """Raises `ConfigurationError`, one line, when a key of one of ``lanes`` has another type than the lane's, or a
+    string another form; redis errors.
 
-    One round trip; with ``queues`` another two, for the queues of the consumers. Without the
-    permission for TYPE nothing is checked.
+    One round trip for `LANES` lanes; with ``queues`` two more for each lane, for the queues of its consumers. Without
+    the permission for TYPE nothing is checked.
     """
-    strings = [getattr(keys, name) for name in _FORMS]
-    try:
-        found, values = _look(redis, types_of(keys), strings)
-        if queues and not found:
-            names: Any = redis.hkeys(keys.consumers)
-            found, _ = _look(redis, {keys.queue(name.decode()): "list" for name in names})
-    except NoPermissionError:
-        return
-    if found:
+    with suppress(NoPermissionError):
+        for at in range(0, len(lanes), LANES):
+            some = lanes[at : at + LANES]
+            strings = [getattr(keys, name) for keys in some for name in _FORMS]
+            found, values = _look(redis, [key for keys in some for key in types_of(keys)], strings)
+            for keys in some:
+                _refuse_types(types_of(keys), found)
+                if queues:
+                    names: Any = redis.hkeys(keys.consumers)
+                    expected = {keys.queue(name.decode()): "list" for name in names}
+                    _refuse_types(expected, _look(redis, expected)[0])
+                _refuse_forms(keys, values)
+
+
+def _refuse_types(expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+    wrong = [(key, found[key], type_) for key, type_ in expected.items() if found[key] not in ("none", type_)]
+    if wrong:
         clash = ", ".join(
-            f"the key {printable(key)} is a {actual}, not a {expected}" for key, actual, expected in found
+            f"the key {printable(key)} is a {actual}, not a {expected}" for key, actual, expected in wrong
         )
-        what = "it" if len(found) == 1 else "them"
+        what = "it" if len(wrong) == 1 else "them"
         raise ConfigurationError(
             f"{clash}; rename or delete {what}, or name another lane with bridge_stream or bridge_group"
         )
-    for key, value, form in zip(strings, values, _FORMS.values(), strict=True):
+
+
+def _refuse_forms(keys: LaneKeys, values: Mapping[str, bytes | None]) -> None:
+    for name, form in _FORMS.items():
+        key: str = getattr(keys, name)
+        value = values[key]
         if value is not None and not form.fits(value):
             shown = repr(value[:SHOWN].decode(errors="replace")) + ("…" if len(value) > SHOWN else "")
             raise ConfigurationError(f"the key {printable(key)} holds {shown}, not {form.name}; {form.advice}")
 
 
 def _look(
-    redis: Redis, expected: dict[str, str], strings: Sequence[str] = ()
-) -> tuple[list[tuple[str, str, str]], list[bytes | None]]:
-    """((key, its type, the type that it should have) for each existing key with a wrong type, the values of
-    ``strings``). A value is None where there is none, or it may not be read.
+    redis: Redis, keys: Iterable[str], strings: Sequence[str] = ()
+) -> tuple[dict[str, str], dict[str, bytes | None]]:
+    """(the type of each of ``keys``, the values of ``strings``), by key. A value is None where there is none, or it may
+    not be read.
     """
+    # Lanes share some of their keys.
+    names = list(dict.fromkeys(keys))
     with redis.pipeline(transaction=False) as pipe:
-        for key in expected:
+        for key in names:
             pipe.type(key)
         for key in strings:
             pipe.get(key)
         replies = pipe.execute(raise_on_error=False)
-    types, values = replies[: len(expected)], replies[len(expected) :]
+    types, values = replies[: len(names)], replies[len(names) :]
     for reply in types:
         if isinstance(reply, Exception):
             raise reply
-    return [
-        (key, actual.decode(), type_)
-        for (key, type_), actual in zip(expected.items(), types, strict=True)
-        if actual.decode() not in ("none", type_)
-    ], [None if isinstance(value, Exception) else value for value in values]
+    read = (None if isinstance(value, Exception) else value for value in values)
+    return dict(zip(names, (one.decode() for one in types), strict=True)), dict(zip(strings, read, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -12,6 +13,18 @@ from bridge.routing.numbers import duration
 #: server that comes and goes does not fill the log, and a party that meets an outage when it is over for others does
 #: not log it again.
 CALM_S = 5.0
+
+
+def has_no_file_descriptor(exc: BaseException | None) -> bool:
+    """Whether ``exc`` was raised since no file descriptor was left: the fault is this process's, not the server's."""
+    # An app makes the chain, which may be a circle. Their classes may define what is equal, so it goes by identity.
+    seen: set[int] = set()
+    while exc is not None and id(exc) not in seen:
+        if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        seen.add(id(exc))
+        exc = exc.__cause__ if exc.__cause__ is not None else exc.__context__
+    return False
 
 
 class OutageLog:
@@ -39,15 +52,19 @@ class OutageLog:
         """One more party, which has the server."""
         return Outage(self._logger, self._doing, self)
 
-    def begins(self, party: Outage, since: float, reason: str) -> None:
+    def begins(self, party: Outage, since: float, exc: BaseException) -> None:
         """``party`` misses the server since ``since`` (monotonic seconds)."""
+        what = f"{self._server} is away"
+        if has_no_file_descriptor(exc):
+            what = "this process may open no more files (ulimit -n)"
+        reason = " ".join(str(exc).split()) or type(exc).__name__
         with self._lock:
             first = not self._away
             self._away.add(party)
             if first:
                 self._since = since
                 # Under the lock, as the other line: they are in the log in their order.
-                self._logger.warning("%s is away, %s: %s", self._server, self._doing, reason)
+                self._logger.warning("%s, %s: %s", what, self._doing, reason)
 
     def ends(self, party: Outage) -> None:
         """``party``, which may have logged nothing, has the server back, or does not need it any more."""
@@ -93,8 +110,7 @@ class Outage:
                 return
             self._logged = True
             since = self._since
-        reason = " ".join(str(exc).split()) or type(exc).__name__
-        self._log.begins(self, since, reason)
+        self._log.begins(self, since, exc)
 
     def over(self) -> bool:
         """The server answered. Returns whether that ends an outage."""

@@ -74,6 +74,8 @@ class ServerClock:
         #: How far the server's clock is ahead, without the steps since this master started.
         self._ahead = time.time() - now()
         self._stepped = 0.0
+        #: (when it was noticed, step) of the steps of the last lease.
+        self._unsettled: list[tuple[float, float]] = []
         #: Incarnation -> the earliest end of its lease, as this master last saw it in any of its terms. See
         #: `bridge.leader.consumers.leases`.
         self.ends: dict[str, float] = {}
@@ -86,14 +88,42 @@ class ServerClock:
         return self._usable and self._now() - self._since >= seconds
 
     def lane_ms(self) -> int:
-        """The time of the lane, Unix ms: the server's time without the steps since this master started. A retry that is
-        due by it is neither early nor late.
-        """
+        """The time of the lane, Unix ms: the server's without the steps since this master started. For durations."""
         return int((self._now() + self._ahead) * 1000)
 
     def server_ms(self) -> int:
         """The server's present time, Unix ms. Ids of entries are made of it."""
         return int((self._now() + self._ahead + self._stepped) * 1000)
+
+    def settled_ms(self) -> int:
+        """The server's time without the steps of the last lease, Unix ms. A clock that was set by mistake, and is put
+        right within a lease, does not change it.
+        """
+        return int((self._now() + self._ahead + self._settled_s()) * 1000)
+
+    def due_ms(self) -> int:
+        """The time by which messages are due, Unix ms: the server's. For one lease after a step it is the earlier one
+        of the two above: a clock that is set forward by mistake, and is put right soon, makes no message early.
+        """
+        return min(self.server_ms(), self.settled_ms())
+
+    def settled_steps_ms(self) -> int:
+        """The sum of the steps that `settled_ms` has taken since this master started."""
+        return round(self._settled_s() * 1000)
+
+    def is_settled(self) -> bool:
+        """Whether the server's clock was not set in the last lease."""
+        self._settled_s()
+        return not self._unsettled
+
+    def _settled_s(self) -> float:
+        unsettled = self._unsettled
+        if not unsettled:
+            return self._stepped
+        old = self._now() - self._lease_s
+        while unsettled and unsettled[0][0] <= old:
+            del unsettled[0]
+        return self._stepped - sum(step for _, step in unsettled)
 
     def compare(self, redis: Redis) -> None:
         """Asks the server for its time. Raises redis errors."""
@@ -136,6 +166,7 @@ class ServerClock:
             )
             self._stepped += step
             self.stepped_at = received
+            self._unsettled.append((received, step))
             self._restart(received, least, most)
         else:
             # Bounds that no longer fit are dropped: two clocks always drift apart a little.

@@ -24,7 +24,11 @@ ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature
 
 
 class WebhookFailed(Exception):
-    """The receiver did not answer with 2xx. The text says why, in a few words."""
+    """The receiver did not answer with 2xx. The text says why, in a few words. ``status``: its answer; 0: none."""
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -64,7 +68,7 @@ class Webhook:
         except (OSError, http.client.HTTPException, ValueError) as exc:
             raise WebhookFailed(f"no answer: {exc or type(exc).__name__}") from None
         if not 200 <= status < 300:
-            raise WebhookFailed(f"the receiver answered {status}")
+            raise WebhookFailed(f"the receiver answered {status}", status)
 
 
 def signature(key: bytes, id_: str, timestamp: int, text: bytes) -> str:

@@ -6,7 +6,8 @@ with 2xx moves that. So after a failover the next leader goes on there, and may 
 
 Requests are at least a time apart (``rate``). What died meanwhile is in the next one: a storm becomes one notice with
 the number, and the first few letters of each lane. A request that fails is tried again, later each time. A receiver
-that is away for long gets one notice with all that died. The leaders' loops do not wait for any of this.
+that is away for long gets one notice with all that died. One for which a notice is too large (413) gets a smaller one:
+what is described is halved, down to the mere numbers. The leaders' loops do not wait for any of this.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bridge.link.connections import client
 from bridge.link.webhook import Webhook, WebhookFailed
 from bridge.protocol.agreement import app_name
 from bridge.protocol.dead_letters import read_letter
-from bridge.protocol.dead_notices import LaneNews, notice_id, notice_text
+from bridge.protocol.dead_notices import LaneNews, described, notice_id, notice_text
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import NotLeading
 from bridge.routing.notices import note_failed, note_told
@@ -42,6 +43,8 @@ logger = get_logger(__name__)
 
 #: Letters of one lane that a notice describes. It counts the others.
 DESCRIBED = 20
+#: Bytes of the letters that a notice describes. The lanes in it have equal shares.
+DESCRIBED_BYTES = 256 * 1024
 #: Letters of one lane that a notice counts. The next notice counts the rest.
 COUNTED = 10_000
 #: Letters that are counted at once.
@@ -53,6 +56,8 @@ BLOCK_S = 2.0
 #: Seconds after which a request that failed is tried again: the first time, and at most.
 RETRY_S = 1.0
 LONGEST_RETRY_S = 300.0
+#: The status of a receiver for which a request has too many bytes.
+TOO_LARGE = 413
 #: Characters of an error that are kept.
 ERROR_CHARS = 200
 
@@ -84,6 +89,10 @@ class DeadNotices:
         #: When the next request may be sent (monotonic seconds).
         self._send_at = 0.0
         self._failures = 0
+        #: The error that the log has named last.
+        self._said = ""
+        #: Bytes that a notice may describe. Fewer after the receiver found one too large, as long as this process runs.
+        self._most_bytes = DESCRIBED_BYTES
         self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-dead-notices", daemon=True)
@@ -157,6 +166,7 @@ class DeadNotices:
 
     def _gather(self, redis: Redis) -> list[tuple[_Lane, LaneNews]]:
         found: list[tuple[_Lane, LaneNews]] = []
+        room = self._most_bytes // min(LANES, sum(lane.more for lane in self._lanes.values()) or 1)
         for lane in self._lanes.values():
             if not lane.more or len(found) == LANES:
                 continue
@@ -164,26 +174,30 @@ class DeadNotices:
             if not page:
                 lane.more = False
                 continue
-            described = tuple(read_letter(id_, flat) for id_, flat in page)
-            last, number = described[-1].id, len(described)
+            some = [read_letter(id_, flat) for id_, flat in page]
+            last, number = some[-1].id, len(some)
             while len(page) == DESCRIBED and number < COUNTED:
                 _, end, more = letters(redis, lane.keys.dead, last, PAGE)
                 number, last = number + more, end or last
                 if more < PAGE:
                     break
-            found.append((lane, LaneNews(lane.keys.stream, lane.name, lane.suffix, lane.told, last, number, described)))
+            documents = described(some, lane.suffix, with_payload=self._notify.payload, room=room)
+            found.append((lane, LaneNews(lane.keys.stream, lane.name, lane.told, last, number, documents)))
         return found
 
     def _tell(self, redis: Redis, news: Sequence[tuple[_Lane, LaneNews]]) -> None:
         assert self._webhook is not None
         now_ms = _now_ms()
         told = [one for _, one in news]
-        text = notice_text(self._app, now_ms, told, with_payload=self._notify.payload)
+        text = notice_text(self._app, now_ms, told)
         error = ""
         try:
             self._webhook.send(notice_id(told), now_ms // 1000, text)
         except WebhookFailed as exc:
             error = str(exc)[:ERROR_CHARS]
+            if exc.status == TOO_LARGE:
+                # Else no later letter would be told either.
+                self._most_bytes = min(self._most_bytes, len(text)) // 2
         # Before the notes, which fail while Redis is away: the receiver got this request all the same.
         self._send_at = time.monotonic() + self._pause_s(error)
         for lane, one in news:
@@ -204,9 +218,10 @@ class DeadNotices:
         if not error:
             if self._failures:
                 logger.warning("notices about dead letters arrive again")
-            self._failures = 0
+            self._failures, self._said = 0, ""
             return 60 / self._notify.rate
-        if not self._failures:
+        if error != self._said:
+            self._said = error
             logger.warning("a notice about dead letters failed, trying again: %s", error)
         self._failures += 1
         longest = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(self._failures - 1, 20))

@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from queue import SimpleQueue
 
 from celery.utils.log import get_logger
 
@@ -48,7 +49,10 @@ class HealthChecks:
     def __init__(self, networks: Sequence[str], look: Callable[[Collection[str]], None]) -> None:
         self._networks = networks
         self._look = look
-        self._threads = ThreadPoolExecutor(THREADS, "bridge-health-check")
+        #: The pings that are to be sent. None: a thread ends.
+        self._asked: SimpleQueue[tuple[str, str] | None] = SimpleQueue()
+        self._threads = 0
+        self._stopped = False
         #: (name, URL) -> when to ping it next (monotonic seconds), infinity while it is pinged.
         self._due: dict[tuple[str, str], float] = {}
         self._failed: dict[tuple[str, str], int] = {}
@@ -63,11 +67,21 @@ class HealthChecks:
         for one in present:
             if self._due.setdefault(one, 0.0) <= now:
                 self._due[one] = float("inf")
-                self._threads.submit(self._check, one)
+                self._asked.put(one)
+        while self._threads < min(THREADS, len(present)):
+            self._threads += 1
+            # Python waits for the threads of an executor at its end, and the resolution of a name has no bound.
+            threading.Thread(target=self._run, name="bridge-health-check", daemon=True).start()
 
     def stop(self) -> None:
-        """Begins no more pings. Those that run end in their time."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Begins no more pings. Nobody waits for those that run."""
+        self._stopped = True
+        for _ in range(self._threads):
+            self._asked.put(None)
+
+    def _run(self) -> None:
+        while (one := self._asked.get()) is not None and not self._stopped:
+            self._check(one)
 
     def _check(self, one: tuple[str, str]) -> None:
         name, url = one

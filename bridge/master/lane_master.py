@@ -23,7 +23,7 @@ from bridge.master.election import Election
 from bridge.master.lane_lead import RETRY_S, LaneLead
 from bridge.master.lane_versions import LaneVersions
 from bridge.master.log_lines import name_thread, thread_named
-from bridge.protocol.agreement import arrive, differences, facts, leaders_facts
+from bridge.protocol.agreement import arrive, differences, facts, readable_facts
 from bridge.routing.errors import TicketBridgeError
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import Candidate
@@ -163,7 +163,7 @@ class LaneMaster:
     def _compare(self, redis: Redis) -> None:
         """Logs how this master differs from the one that led last. Either may replace the other."""
         text: Any = redis.hget(self.keys.about, "master")
-        theirs = leaders_facts(text)
+        theirs = readable_facts(self.keys, text)
         for difference in differences(facts(self._app, self.settings, master=True), theirs):
             logger.warning("this master differs from the one that led last: %s", difference)
 

@@ -10,7 +10,8 @@ One thread and one connection do this for all lanes. A lane's own thread runs on
 - **The share** (`bridge.master.share`). An app with one lane has nothing to share: every master asks for the lead, and
   the one that has it keeps it. With several lanes, the master renews its place among the masters with its leads. While
   there are other masters, it reads their places every `ASK_S` seconds. So it asks for the lanes of a lost master as
-  soon as their leads end.
+  soon as their leads end. Where the server refuses that (a key of another type, a missing permission), it asks for all
+  lanes: the share is advice, and each lane needs a leader.
 - **Handing over.** A lane that belongs to another master is given up in a quiet moment: when nothing is in flight, or
   after `QUIET_S` seconds in any case. The new owner is elected at its next question.
 """
@@ -32,6 +33,7 @@ from bridge.master.election import RENEWALS
 from bridge.master.older_led import OlderLed
 from bridge.master.share import Share
 from bridge.protocol.standing import Standing
+from bridge.routing.keys import masters, masters_stand
 from bridge.routing.leadership import attend, depart, lead, read_token, renew, resign
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ class Leads:
         self._watch_at = 0.0
         #: The version of the set of masters that is known.
         self._version = ""
+        #: Why the server refuses the set, as the log has said it; empty: it does not.
+        self._refusal = ""
         #: Lane that another master owns -> since when nobody leads it.
         self._free_since: dict[LaneMaster, float] = {}
         #: Chain -> until when this master stands aside. Written by the threads of lanes.
@@ -240,7 +244,16 @@ class Leads:
         chains = frozenset(lane.chain for lane in self._lanes)
         stands = Standing(chains, self._named, aside).text()
         lease_ms = int(self._lease_s * 1000)
-        found = attend(self._redis, self._stream, self._holder, lease_ms, stands, self._version)
+        try:
+            found = attend(self._redis, self._stream, self._holder, lease_ms, stands, self._version)
+        except RedisError as exc:
+            if is_outage(exc):
+                raise
+            self._do_without(share, exc)
+            return
+        if self._refusal:
+            self._refusal = ""
+            logger.warning("the masters share the lanes again")
         self._version = found.version
         if found.masters is not None:
             share.update(found.masters, time.monotonic())
@@ -251,6 +264,19 @@ class Leads:
         self._attend_at = now + ASK_S if share.others else float("inf")
         if found.first_ms is not None:
             self._attend_at = min(self._attend_at, now + found.first_ms / 1000)
+
+    def _do_without(self, share: Share, exc: RedisError) -> None:
+        """The server refuses the set of masters. Those that were in it may be gone, so this one goes by none."""
+        now = time.monotonic()
+        share.update({}, now)
+        self._version = ""
+        self._attend_at = now + WATCH_S
+        if str(exc) != self._refusal:
+            self._refusal = str(exc)
+            logger.error(
+                "this master asks for all lanes, and shares none with others, since it cannot use %s and %s: %s",
+                *(masters(self._stream), masters_stand(self._stream), exc),
+            )
 
     def _hand_over(self, share: Share) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Names the lane in the log lines of a master that stands for several lanes.
+"""The log lines of a master: one line for each message, which names the lane where a master stands for several.
 
 A lane has threads of its own, whose names say which lane it is. So no part of a leader has to name its lane.
 """
@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from bridge.routing.text import printable
 
 if TYPE_CHECKING:
     from bridge.app.lanes import AppLane
@@ -36,6 +38,15 @@ def thread_named(lane: AppLane) -> Iterator[None]:
         yield
     finally:
         thread.name = before
+
+
+class OneLine(logging.Formatter):
+    """Writes control characters out, but not in tracebacks. A producer chooses the names of tickets and tasks, and must
+    not write lines of its own.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name of the standard library)
+        return printable(super().formatMessage(record))
 
 
 class LaneOfThread(logging.Filter):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import resource
 import signal
 import sys
 import threading
@@ -180,6 +181,10 @@ def run(
     port: Port | None = None,
 ) -> None:
     """Runs a master until SIGTERM or Ctrl-C. Raises `TicketBridgeError` when it cannot start."""
+    # Each lane that is awake has a handful of connections. Some systems do not let the limit be raised that far.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
         master = Master(app, announce, named, port)
     except UNAVAILABLE as exc:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
@@ -16,8 +16,9 @@ from bridge.inspect.delayed import now_ms_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
 from bridge.protocol.agreement import refuse_newer
-from bridge.routing.errors import OrderFailed
-from bridge.routing.groups import groups_in
+from bridge.protocol.unreadable import ADVICE, place
+from bridge.routing.errors import InputError, OrderFailed
+from bridge.routing.groups import groups_in, name_in_group
 from bridge.routing.keys import LaneKeys
 from bridge.routing.leadership import read_token
 from bridge.routing.retiring import retire
@@ -68,7 +69,8 @@ class LanesOfStream:
         With ``look`` it only counts them.
 
         Raises `StillUsed` when something of it is undone or in use, `ConfigurationError` when a newer version keeps one
-        of its lanes, and `OrderFailed`. Nothing of it was changed then.
+        of its lanes, `InputError` when a registration cannot be read, and `OrderFailed`. Nothing of it was changed
+        then.
         """
         for _ in range(TRIES):
             lanes = lanes_on(self._redis, self._stream, self._found)
@@ -92,7 +94,7 @@ class LanesOfStream:
             group = printable(keys.group)
             free[keys.leader] = Use(f"group {group} is led by", "stop it, or take the stream out of its app")
             registered: Any = self._redis.hgetall(keys.consumers)
-            for name, one in registrations_of(registered).items():
+            for name, one in registrations_of(keys, registered, refuse_unreadable).items():
                 free[keys.lease(one.incarnation)] = Use(f"the worker {printable(name)} serves group {group}", "stop it")
                 doomed |= dict.fromkeys((keys.queue(name), keys.held(one.incarnation)))
             if there:
@@ -121,6 +123,11 @@ class LanesOfStream:
         return use._replace(what=f"{use.what} {master}")
 
 
+def refuse_unreadable(key: str, field: bytes, _value: bytes) -> NoReturn:
+    """Raises `InputError`: a registration cannot be read, so its consumer may be alive."""
+    raise InputError(f"{place(key, field)} cannot be read, so its consumer may be alive: {ADVICE}, then try again")
+
+
 def delayed_among(redis: Redis, stream: str, group: str) -> str:
     """How many of a lane's undone messages are delayed, as the end of a clause; "": none is."""
     keys = LaneKeys(stream, group)
@@ -134,7 +141,7 @@ def lanes_on(redis: Redis, stream: str, found: Sequence[str] = ()) -> list[LaneK
     names = {unquote(key[len(stream) + 3 :].partition(":")[0], errors="surrogateescape") for key in found}
     try:
         groups = groups_in(redis.execute_command("XINFO", "GROUPS", stream))
-        names |= {name.decode(errors="surrogateescape") for name in groups}
+        names |= {name_in_group(name) for name in groups}
     except ResponseError as exc:
         if "no such key" not in str(exc):
             raise

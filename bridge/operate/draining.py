@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.inspect.roster import draining
 from bridge.link.connections import UNAVAILABLE
-from bridge.protocol.registration import read_registration
+from bridge.protocol.registration import readable_or_none
 from bridge.routing.errors import OrderFailed
 from bridge.routing.groups import pending_summary
 from bridge.routing.numbers import count, duration
@@ -59,14 +59,20 @@ def wait_empty(
 
 
 def _look(redis: Redis, keys: LaneKeys, name: str) -> tuple[int, bool]:
-    """(messages in flight on the consumer, whether the order still holds). It holds when the consumer is gone."""
+    """(messages in flight on the consumer, whether the order still holds). It holds when the consumer is gone, or its
+    registration cannot be read: the leader sends it nothing then.
+    """
     with redis.pipeline(transaction=True) as pipe:
         pipe.execute_command("XPENDING", keys.stream, keys.group)
         pipe.hget(keys.drains, name)
         pipe.hget(keys.consumers, name)
         summary, order, registered = pipe.execute()
     left = pending_summary(summary).under.get(name.encode(), 0)
-    return left, not registered or draining(read_registration(registered), order)
+    registration = readable_or_none(registered)
+    if registration is None:
+        return left, True
+    # An HTTP consumer that leaves ends the order, and the leader forgets it a moment later.
+    return left, draining(registration, order) or not redis.exists(keys.lease(registration.incarnation))
 
 
 def _messages(left: int | None) -> str:

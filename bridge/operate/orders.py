@@ -50,6 +50,8 @@ LAST_S = 2.0
 SLICE_S = 1.0
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.1
+#: Most lanes that an error names.
+NAMED = 10
 #: Characters of a refusal that are shown.
 ERROR_CHARS = 1000
 
@@ -65,7 +67,7 @@ def give(redis: Redis, keys: LaneKeys, order: Order, timeout_s: float = ANSWER_W
     the order was withdrawn, or when the leader took the order and never answered; `NothingToDo` when there is
     nothing to do. Raises redis errors when it is unknown whether the order was sent.
     """
-    _find_leader(redis, keys)
+    _find_leaders(redis, [keys])
     id_ = uuid.uuid4().hex
     fields = notice_fields(EntryKind.ORDER, id_, order_text(order))
     reply = keys.reply(id_)
@@ -115,29 +117,47 @@ def give_to_all(redis: Redis, orders: Sequence[tuple[LaneKeys, Order]]) -> list[
     """Gives each lane its order, one after another, and returns the answers of those that had something to do.
 
     Raises as `give` does: `NothingToDo` when no lane has anything to do, and `OrderFailed` at the first lane that does
-    not carry its order out. Those before it have carried theirs out. The same orders may be given again.
+    not carry its order out. It names the lanes before it that did. The same orders may be given again.
+
+    Before the first order each lane must have a leader: half of an order for a consumer may be worse than none. One
+    that is drained in some partitions alone takes nothing of the others either.
     """
-    answers = []
+    _find_leaders(redis, [keys for keys, _ in orders])
+    answers: list[dict[str, Any]] = []
+    done: list[str] = []
     nothing = None
     for keys, order in orders:
         try:
             answers.append(give(redis, keys, order))
+            done.append(printable(keys.stream))
         except NothingToDo as exc:
             nothing = exc
         except OrderFailed as exc:
-            raise OrderFailed(str(exc) if len(orders) == 1 else f"{printable(keys.stream)}: {exc}") from None
+            before = f"; the order was carried out in {_first_of(done)}" if done else ""
+            raise OrderFailed(f"{_named(keys, orders)}{exc}{before}") from None
     if nothing is not None and not answers:
         raise nothing
     return answers
 
 
-def _find_leader(redis: Redis, keys: LaneKeys) -> None:
-    """Raises `OrderFailed` when no master leads within `LEADER_S`."""
+def _named(keys: LaneKeys, lanes: Sequence[object]) -> str:
+    """What an error of one of several lanes begins with."""
+    return f"{printable(keys.stream)}: " if len(lanes) > 1 else ""
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _find_leaders(redis: Redis, lanes: Sequence[LaneKeys]) -> None:
+    """Raises `OrderFailed` when a lane has no leader within `LEADER_S`."""
     until = time.monotonic() + LEADER_S
-    while not redis.exists(keys.leader):
-        if time.monotonic() >= until:
-            raise OrderFailed(NO_MASTER)
-        time.sleep(RETRY_S)
+    for keys in lanes:
+        while not redis.exists(keys.leader):
+            if time.monotonic() >= until:
+                raise OrderFailed(f"{_named(keys, lanes)}{NO_MASTER}")
+            time.sleep(RETRY_S)
 
 
 def _await(redis: Redis, reply: str, timeout_s: float) -> bytes | None:

@@ -22,6 +22,7 @@ from redis.exceptions import NoPermissionError
 from bridge.inspect.advice import NOT_OF_AN_APP
 from bridge.operate.deleting import LanesOfStream, StillUsed, lanes_on, literally
 from bridge.routing.errors import InputError
+from bridge.routing.groups import name_in_group, raw_name, shown_name
 from bridge.routing.keys import layout_copy_key, layout_key, retired_key, schedule_key
 from bridge.routing.layouts import Retired, layout_of, retired_in
 from bridge.routing.numbers import count
@@ -52,7 +53,12 @@ class Contents:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        return {"streams": self.streams, "groups": self.groups, "entries": self.entries, "dead": self.letters}
+        return {
+            "streams": self.streams,
+            "groups": [shown_name(name) for name in self.groups],
+            "entries": self.entries,
+            "dead": self.letters,
+        }
 
 
 class Retirement:
@@ -124,7 +130,7 @@ class Retirement:
         deleted = 0
         for part in self._parts:
             deleted += self._retire(part, deleted=deleted)
-        rest = self._found.get("", ())
+        rest = [raw_name(key) for key in self._found.get("", ())]
         deleted += self._redis.exists(*rest) if rest else 0
         for name in {self._stream, *self._parts}:
             leave_chain(self._redis, name)
@@ -192,7 +198,7 @@ def _keys_of(redis: Redis, stream: str, layout: Layout) -> dict[str, list[str]]:
     tags = {f"{{{part}}}": part for part in (stream, *found)}
     try:
         for raw in redis.scan_iter(match=f"{{{literally(stream)}*", count=1000):
-            key = raw.decode(errors="surrogateescape")
+            key = name_in_group(raw)
             tag, brace, rest = key.partition("}")
             part = tags.get(tag + brace)
             if part is None or key == layout_key(stream) or _STATE.match(rest):

@@ -16,7 +16,7 @@ from bridge.app.lanes import layout_with
 from bridge.app.state_home import state_keys, versions_of
 from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
-from bridge.operate.deleting import literally
+from bridge.operate.deleting import literally, refuse_unreadable
 from bridge.protocol.agreement import arrive, refuse_other
 from bridge.routing.errors import ConfigurationError, InputError, OrderFailed
 from bridge.routing.groups import group_in
@@ -62,8 +62,7 @@ def add(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], position: str,
     ``declared``: the app names it, so its lanes become the app's. Raises `ConfigurationError` and `InputError`, one
     line, before anything was changed, `LaneGone` when the stream got another layout just now, and redis errors.
     """
-    for lane in lanes:
-        refuse_other(redis, app, lane)
+    refuse_other(redis, app, *lanes)
     if all(_group(redis, lane) is not None for lane in lanes):
         raise InputError(f"there is a subscription {lanes[0].group} on {_streams(lanes)} already; see `bridge status`")
     for lane, start in zip(lanes, _starts(redis, lanes, position), strict=True):
@@ -150,8 +149,7 @@ def check_removal(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], stat
     """Raises `ConfigurationError` or `InputError`, one line, when the subscription is another app's, is not there, or
     has live workers or masters.
     """
-    for lane in lanes:
-        refuse_other(redis, app, lane, nameless=True)
+    refuse_other(redis, app, *lanes, nameless=True)
     is_there = (_group(redis, lane) is not None or redis.exists(*_fixed(lane)) for lane in lanes)
     if not states.is_left and not any(is_there):
         raise InputError(f"there is no subscription {lanes[0].group} on {_streams(lanes)}; `bridge subscription list`")
@@ -159,7 +157,7 @@ def check_removal(redis: Redis, app: Celery, lanes: Sequence[LaneSettings], stat
         token: Any = redis.get(lane.keys.leader)
         if token is not None:
             raise InputError(f"{_led(lane, token.decode())}; nothing was changed")
-        for name, registration in registrations_of(_registered(redis, lane)).items():
+        for name, registration in registrations_of(lane.keys, _registered(redis, lane), refuse_unreadable).items():
             if redis.exists(lane.keys.lease(registration.incarnation)):
                 raise InputError(f"{_alive(lane, name)}; nothing was changed")
 
@@ -174,7 +172,7 @@ def remove(redis: Redis, lanes: Sequence[LaneSettings]) -> int:
         keys = lane.keys
         for _ in range(TRIES):
             registered = _registered(redis, lane)
-            known = registrations_of(registered)
+            known = registrations_of(keys, registered, refuse_unreadable)
             incarnations = {name: registration.incarnation for name, registration in known.items()}
             fixed = [key for key in _fixed(lane) if key != keys.state_home]
             doomed = [*fixed, *(keys.queue(name) for name in known), *map(keys.held, incarnations.values())]

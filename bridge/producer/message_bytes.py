@@ -85,5 +85,7 @@ def not_finite(payload: Any) -> float | None:
         elif isinstance(one, Enum):
             left.append(one.value)
         elif is_dataclass(one):
-            left += [getattr(one, field.name, None) for field in fields(one)]
+            # What orjson writes: all attributes of an instance that has a dict, also those that are no fields.
+            names = vars(one) if hasattr(one, "__dict__") else [field.name for field in fields(one)]
+            left += [getattr(one, name, None) for name in names if not name.startswith("_")]
     return None

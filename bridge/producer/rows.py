@@ -252,6 +252,9 @@ class _Rows:
             try:
                 raw = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
                 orjson.loads(raw)
+            except RecursionError:
+                # The other reason why orjson did not write it.
+                raise self._source.refusal(f"the {Refused.TOO_DEEP.value}") from None
             except UnicodeEncodeError:
                 raise self._source.refusal("a text has half of a surrogate pair, which is not UTF-8") from None
             except orjson.JSONDecodeError as exc:

@@ -11,7 +11,7 @@ They are kept in the lane's hash ``about``, and each consumer registers its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bridge.protocol.registration import HTTP
+from bridge.protocol.unreadable import Skip, read_one, skip
 from bridge.routing.errors import ConfigurationError, LaneGone
 from bridge.routing.membership import meet
-from bridge.routing.return_codes import ReturnCode, text_of
+from bridge.routing.return_codes import ReturnCode
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -75,27 +76,38 @@ def arrive(redis: Redis, app: Celery, settings: LaneSettings, layout: InLayout) 
         raise _of_another_app(keys, found, name)
 
 
-def refuse_newer(redis: Redis, keys: LaneKeys) -> None:
-    """Checks the lane's format, before a command reads or changes it. Raises `ConfigurationError`, one line, when it is
-    newer than this version knows, and redis errors. Writes nothing.
+def refuse_newer(redis: Redis, *lanes: LaneKeys) -> None:
+    """Checks the format of lanes, before a command reads or changes them. Raises `ConfigurationError`, one line, when
+    one is newer than this version knows, and redis errors. Writes nothing. One round trip.
     """
-    raw: Any = redis.hget(keys.about, "format")
-    found = None if raw is None else text_of(raw)
-    if found is not None and not (found.isascii() and found.isdigit() and int(found) <= LANE_FORMAT):
-        raise _newer(keys, found)
+    for keys, found in zip(lanes, _noted(redis, "format", lanes), strict=True):
+        if found is not None and not (found.isascii() and found.isdigit() and int(found) <= LANE_FORMAT):
+            raise _newer(keys, found)
 
 
-def refuse_other(redis: Redis, app: Celery, settings: LaneSettings, *, nameless: bool = False) -> None:
-    """Checks the lane as `arrive` does, before a command of ``app`` makes, changes or deletes it. Writes nothing.
+def refuse_other(redis: Redis, app: Celery, *lanes: LaneSettings, nameless: bool = False) -> None:
+    """Checks lanes as `arrive` does, before a command of ``app`` makes, changes or deletes them. Writes nothing. Two
+    round trips.
 
-    ``nameless``: also refuses an app without a name, when the lane belongs to one.
+    ``nameless``: also refuses an app without a name, when a lane belongs to one.
     """
-    keys, name = settings.keys, app_name(app)
-    refuse_newer(redis, keys)
-    raw: Any = redis.hget(keys.about, "app")
-    owner = "" if raw is None else text_of(raw)
-    if owner and owner != name and (name or nameless):
-        raise _of_another_app(keys, owner, name)
+    all_keys, name = [settings.keys for settings in lanes], app_name(app)
+    refuse_newer(redis, *all_keys)
+    for keys, owner in zip(all_keys, _noted(redis, "app", all_keys), strict=True):
+        if owner and owner != name and (name or nameless):
+            raise _of_another_app(keys, owner, name)
+
+
+def _noted(redis: Redis, what: str, lanes: Sequence[LaneKeys]) -> list[str | None]:
+    """A field of the hash ``about`` of each lane."""
+    with redis.pipeline(transaction=False) as pipe:
+        for keys in lanes:
+            pipe.hget(keys.about, what)
+        replies = pipe.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return [None if reply is None else reply.decode(errors="replace") for reply in replies]
 
 
 def _newer(keys: LaneKeys, found: str) -> ConfigurationError:
@@ -144,5 +156,15 @@ def leads_http(text: bytes | None) -> bool:
 
 
 def leaders_facts(text: bytes | None) -> dict[str, Any]:
-    """The facts in the field ``master`` of the hash ``about``; empty when nobody has led."""
-    return {} if text is None else dict(orjson.loads(text))
+    """The facts in the field ``master`` of the hash ``about``; empty when nobody has led. Raises where they cannot be
+    read.
+    """
+    found = {} if text is None else dict(orjson.loads(text))
+    if not isinstance(found.get("settings") or {}, dict):
+        raise TypeError("a value of another type")
+    return found
+
+
+def readable_facts(keys: LaneKeys, text: bytes | None, skip: Skip = skip) -> dict[str, Any]:
+    """As `leaders_facts`; also empty where they cannot be read. The next leader writes them again."""
+    return read_one(keys.about, b"master", text, leaders_facts, skip) or {}

@@ -1,7 +1,8 @@
 """An order that a consumer takes nothing new, as a value of the lane's hash ``drains``.
 
 The leader writes it when an operator drains a consumer, and removes it when the operator resumes the consumer or its
-process is gone.
+process is gone. An HTTP consumer removes it when it leaves: it has no process that the bridge knows. When it registers
+again, it takes the start of the one that the order is for.
 """
 
 from __future__ import annotations

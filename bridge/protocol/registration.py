@@ -31,6 +31,8 @@ import orjson
 #: What a task may have of its own: ``max_attempts``, ``on_dead``, ``bundle`` (false: it always travels alone),
 #: ``limits`` (hard and soft time limit, s), ``ignore_result``.
 TRAITS = ("max_attempts", "on_dead", "bundle", "limits", "ignore_result")
+#: Larger than any time or number of a process.
+LARGEST = 2**53
 #: Most bytes of an unreadable registration that an error shows.
 SHOWN_BYTES = 200
 #: The kind of a consumer that came over HTTP.
@@ -146,11 +148,15 @@ def readable_or_none(text: bytes | None) -> Registration | None:
 
 def _check(fields: Mapping[str, Any]) -> None:
     """Raises an error when a value that others rely on is of another type. Somebody may have written it by hand."""
-    texts = [fields["incarnation"], fields["queue"], fields.get("health_url") or "", *(fields.get("tasks") or ())]
+    texts = [fields["incarnation"], fields["queue"], *(fields.get("tasks") or ()), *(fields.get("queues") or ())]
+    texts += [one for name in ("pool", "version", "health_url") if (one := fields.get(name)) is not None]
+    numbers = [one for name in ("pid", "since", "started") if (one := fields.get(name)) is not None]
     dicts = [fields.get(name) or {} for name in ("elsewhere", "traits", "settings")]
     if not (
         all(isinstance(one, str) for one in texts)
-        and all(isinstance(one, dict) for one in (*dicts, *dicts[1].values()))
+        and all(isinstance(one, int | float) and abs(one) <= LARGEST for one in numbers)
+        and all(isinstance(one, dict) for one in dicts)
+        and all(isinstance(one, dict) for one in dicts[1].values())
         and isinstance(fields.get("lease_ms") or 0, int)
     ):
         raise TypeError("a value of another type")

@@ -8,12 +8,20 @@ A lane's hash (`bridge.routing.keys.LaneKeys.unserved`), task -> JSON. `bridge.l
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from bridge.protocol.unreadable import read_all
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from bridge.protocol.unreadable import Skip
+
+#: The largest number that a note may have.
+LARGEST = 2**53
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,9 @@ class UnservedTask:
         return "the consumers that can run it are away" if self.known else "no consumer has this task"
 
 
+_MEMBERS = tuple(field.name for field in dataclass_fields(UnservedTask) if field.name != "task")
+
+
 class Note(NamedTuple):
     """What the leader notes of one task."""
 
@@ -59,16 +70,24 @@ class Note(NamedTuple):
 
 
 def read_note(name: bytes, text: bytes) -> Note:
-    """One field of the hash, and its value."""
-    fields = orjson.loads(text)
+    """One field of the hash, and its value. Members of a later version of this format are left out."""
+    found = orjson.loads(text)
+    fields = {name: found[name] for name in (*_MEMBERS, "waited_s") if name in found}
     waited_s = float(fields.pop("waited_s"))
     fields["since_ms"] = int(fields["since_ms"])
-    if not isinstance(fields.get("breaker", ""), str):
+    task = UnservedTask(name.decode(), **fields)
+    numbers = (task.tickets, task.messages, 0 if task.dead_in_ms is None else task.dead_in_ms)
+    if not all(isinstance(one, int | float) for one in numbers) or not isinstance(task.breaker, str):
         raise TypeError("a value of another type")
-    return Note(UnservedTask(name.decode(), **fields), waited_s)
+    if not isinstance(task.queue, str | None):
+        raise TypeError("a value of another type")
+    if max(map(abs, (task.since_ms, *numbers))) > LARGEST:
+        # The leader writes it again, and orjson writes no number of more than 64 bits.
+        raise ValueError("a number that no clock and no lane shows")
+    return Note(task, waited_s)
 
 
-def read_unserved(found: Mapping[bytes, bytes]) -> tuple[UnservedTask, ...]:
-    """What the reply of HGETALL says, by task."""
-    tasks = (read_note(name, text).task for name, text in found.items())
-    return tuple(sorted(tasks, key=lambda one: one.task))
+def read_unserved(key: str, found: Mapping[bytes, bytes], skip: Skip) -> tuple[UnservedTask, ...]:
+    """What the reply of HGETALL says, by task. ``skip`` gets what cannot be read, as of `read_all`."""
+    notes = read_all(key, found, read_note, skip).values()
+    return tuple(sorted((note.task for note in notes), key=lambda one: one.task))

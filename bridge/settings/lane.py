@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 from bridge.routing.filters import Filter
 from bridge.routing.keys import LaneKeys
@@ -214,6 +214,10 @@ class LaneSettings(BaseModel):
     @classmethod
     def _filter_of_mapping(cls, value: object) -> object:
         return None if value is None else Filter.read(value)
+
+    @field_serializer("filter", when_used="json")
+    def _filter_in_one_order(self, value: Filter | None) -> object:
+        return None if value is None else value.in_one_order()
 
     _whole_seconds = field_validator(
         "lease", "leader_lease", "bundle_ms", "retention", "state_ttl", "unknown_after", mode="before"

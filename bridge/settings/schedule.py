@@ -17,6 +17,8 @@ from zoneinfo import ZoneInfo
 from celery.schedules import ParseException, crontab
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from bridge.settings.numbers import int_as_float
+
 #: Most entries of one app.
 MOST = 1000
 #: The form of an entry's name: it is shown in commands, and is a part of a field's name in Redis.
@@ -67,11 +69,9 @@ class Scheduled(BaseModel):
     def _seconds(cls, value: object) -> object:
         if isinstance(value, timedelta):
             return value.total_seconds()
-        if isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be seconds")
-        return value
+        return int_as_float(value)
 
     @field_validator("timezone")
     @classmethod
@@ -126,7 +126,9 @@ class Every:
     @property
     def text(self) -> str:
         """The times as a text: as it is stored, and shown."""
-        return f"every {self._ms / 1000:g} s"
+        # Exact: two intervals with one text would be one.
+        seconds, ms = divmod(self._ms, 1000)
+        return f"every {seconds}{f'.{ms:03d}'.rstrip('0').rstrip('.')} s"
 
     def after(self, at_ms: int) -> int:
         """The first tick after ``at_ms``."""

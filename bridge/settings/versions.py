@@ -102,6 +102,10 @@ def _read_one(given: object) -> OlderVersion:
 def _stream(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 512:
         raise ValueError(f"a stream's name is a text of at most 512 characters, not {_shown(name)}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the stream's name {name!r} cannot be written as UTF-8") from None
     if "{" in name or "}" in name:
         raise ValueError(f"the stream's name {name!r} must not contain {{ or }}")
     return name

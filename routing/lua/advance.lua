@@ -22,7 +22,8 @@
 --       (name, amount), drains (consumer, order | '' = it takes work again), dispatches (consumer, number of its ids,
 --       of its runs, of its texts), ids (id), runs (ticket, fence offset, record tail), texts (Celery message without
 --       opening).
--- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now}
+-- Returns: {'OK', fence base, ids acknowledged, ids that should have been pending, were not, and are now, {counter,
+--          error, ...}}: these counters hold no number, or too large a one, and were left alone.
 --          {'DEPOSED'}: another master leads; nothing was changed; the caller stops leading.
 --          {'CONFLICT', ticket}: a record is not what the caller thought; nothing was changed; it reads the lane again.
 --          {'WITHDRAWN'}: one of the orders was withdrawn; nothing was changed; it reads the lane again.
@@ -223,8 +224,14 @@ for i = first + 1, first + size do
 end
 call_chunked({'XDEL', KEYS[8]}, section('replayed'))
 first, size = section('counts')
+local uncounted = {}
 for i = first + 1, first + size, 2 do
-  redis.call('HINCRBY', KEYS[9], ARGV[i], ARGV[i + 1])
+  -- Somebody may have written what is no number. Raised here, the error would leave half a step behind.
+  local raised = redis.pcall('HINCRBY', KEYS[9], ARGV[i], ARGV[i + 1])
+  if type(raised) == 'table' then
+    uncounted[#uncounted + 1] = ARGV[i]
+    uncounted[#uncounted + 1] = raised.err
+  end
 end
 first, size = section('drains')
 for i = first + 1, first + size, 2 do
@@ -292,4 +299,4 @@ if fences > 0 then
     text = text + texts
   end
 end
-return {'OK', string.format('%.0f', base), acked, mended}
+return {'OK', string.format('%.0f', base), acked, mended, uncounted}

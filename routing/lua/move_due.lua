@@ -6,8 +6,9 @@
 --       entry that is handed over whole, entries that the history may have (0: there is none), names ... of the fields
 --       of a larger entry that are handed over.
 -- Returns: {'OK', due ms of the next one ('' = there is none), time (ms) before which all are due that are to be moved
---          now, entries ...}; {'DEPOSED'}: another master leads; {'NOGROUP'}: the group is gone: the caller reads the
---          lane again. Only 'OK' changed anything.
+--          now, entries ...}; {'FOREIGN', the same two, members ...}: these are no messages, as somebody wrote them by
+--          hand, and only they were removed: the caller logs them, and calls again; {'DEPOSED'}: another master leads;
+--          {'NOGROUP'}: the group is gone: the caller reads the lane again. The last two changed nothing.
 --          An entry is its id, when it was due (ms), the number of its field names and values, and these, in one list:
 --          lists of their own cost more (read.lua). An entry that was deleted has no fields.
 -- Keeps: I1, I7 (it leaves `delayed`, is in `late` and pending under the master's name, in one step), I8, I9a; promise
@@ -28,7 +29,8 @@ local unread = redis.pcall('XRANGE', KEYS[4], '(' .. ARGV[5], '+', 'COUNT', 1)
 if not unread.err and #unread > 0 then
   before = math.min(before, tonumber(string.match(ARGV[5], '^%d+')))
 end
-local upto = '(' .. string.format('%.0f', before)
+before = string.format('%.0f', before)
+local upto = '(' .. before
 -- shared: is_gone
 
 local tried = redis.pcall('XCLAIM', KEYS[4], ARGV[2], ARGV[3], 0, '0-0', 'JUSTID')
@@ -38,14 +40,35 @@ end
 
 local found = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'WITHSCORES', 'LIMIT', 0, ARGV[6])
 local budget, limit = tonumber(ARGV[7]), tonumber(ARGV[8])
-local wanted, ids, is_due = {}, {}, {}
+local wanted, ids, is_due, foreign = {}, {}, {}, {}
 for i = 10, #ARGV do
   wanted[ARGV[i]] = true
 end
+
+local function fits(number)
+  -- Whether a number of 20 digits or more can be in an id.
+  return #number == 20 and number <= '18446744073709551615'
+end
+
 for i = 1, #found, 2 do
-  local id = string.gsub(found[i], '%a', '')
-  ids[#ids + 1] = id
-  is_due[id] = true
+  local ms, sequence = string.match(found[i], '^%l(%d+)%-%l(%d+)$')
+  if ms and (#ms < 20 or fits(ms)) and (#sequence < 20 or fits(sequence)) then
+    local id = ms .. '-' .. sequence
+    ids[#ids + 1] = id
+    is_due[id] = true
+  else
+    foreign[#foreign + 1] = found[i]
+  end
+end
+
+local function next_due()
+  return redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or ''
+end
+
+if #foreign > 0 then
+  -- The server refuses them in the commands below, so no message would be moved any more.
+  redis.call('ZREM', KEYS[2], unpack(foreign))
+  return {'FOREIGN', next_due(), before, unpack(foreign)}
 end
 
 -- Messages that are due together often follow each other in the stream. A range finds the place of its first entry by
@@ -127,6 +150,6 @@ if count > 0 and historical then
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[9], '*', 'd', '[' .. table.concat(rows, ',') .. ']')
 end
 moved[1] = 'OK'
-moved[2] = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or ''
-moved[3] = string.format('%.0f', before)
+moved[2] = next_due()
+moved[3] = before
 return moved

@@ -61,5 +61,5 @@ end
 if ARGV[7] ~= '' then
   redis.call('XADD', KEYS[8], 'MAXLEN', '~', ARGV[6], '*', 'd', ARGV[7])
 end
-redis.call('HINCRBY', KEYS[7], 'rerouted', n)
+redis.pcall('HINCRBY', KEYS[7], 'rerouted', n)  -- what is no number is left alone: the tickets have moved
 return 'OK'

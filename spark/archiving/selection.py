@@ -69,7 +69,7 @@ class Counts:
     selected: int
     #: … and of those: without a body in the archive, or without all of it,
     missing: int
-    #: with a body that no lane can process (no ticket, not text, a field twice, too large),
+    #: with a body that no lane can process (no ticket, not text, a field twice, an empty task, too large),
     unusable: int
     #: and how many tickets the others have.
     tickets: int

@@ -16,12 +16,12 @@ from urllib.parse import unquote, urlsplit
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from bridge.routing.errors import ConfigurationError, InputError
-from bridge.spark.job.csv_quotes import refuse_unclosed
 from bridge.spark.job.failures import COLON
 from bridge.spark.job.json_lines import infer_columns, parsed_lines
+from bridge.spark.job.local_csv import header_of, is_searched, refuse_flaws
 from bridge.spark.job.log_columns import LINE, MALFORMED, OWN_NAMES, POSITION, refuse_two_sources
 from bridge.spark.job.paths import to_read
 from bridge.spark.wire.options import nearest
@@ -135,14 +135,14 @@ def read_events(session: SparkSession, path: str, kind: str | None = None, *, to
     ``kind`` is one of ``FORMATS`` or ``TABLE``; by default it follows from the name. A malformed row is an error when
     the DataFrame is used; it is never dropped or filled up in silence. A ``tolerant`` read keeps it, with its text in
     the column ``MALFORMED``. Raises ``InputError`` for a file or a table that does not exist, and for a local CSV with
-    a quote that is never closed.
+    a quote that is never closed, or with lines that end in several ways.
     """
     kind = kind or format_of(path)
     try:
         events = _read(session, path, kind, tolerant)
         if kind == "csv":
             for file in _local_files(path):
-                refuse_unclosed(file)
+                refuse_flaws(file)
         return events
     except AnalysisException as error:
         if error.getCondition() != _NO_FILES:
@@ -160,17 +160,24 @@ def _read(session: SparkSession, path: str, kind: str, tolerant: bool) -> DataFr
     # The names of folders (`day=2026-11-22`) give columns too, but not to a reader of all files below.
     in_folders, flat = lines.columns[1:], session.read.option("recursiveFileLookup", "true")
     if kind == "csv":
+        header = _local_header(given)
+        if header is not None:
+            # Spark's inference takes a name with brackets for a pattern, and would take the header of another file.
+            reader = reader.schema(StructType([StructField(name, StringType()) for name in header]))
         events = _with_free_names(reader.options(**CSV_OPTIONS).csv(path))
         if not events.columns:
             raise InputError(f"{given} is empty")
-        _check_header(session, events)
+        if header is None:
+            _check_inferred(session, events)
         if in_folders:
-            refuse_two_sources(flat.options(**CSV_OPTIONS).csv(path).columns, in_folders)
+            own = flat.options(**CSV_OPTIONS).csv(path).columns if header is None else header
+            refuse_two_sources(own, in_folders)
         if tolerant:
             schema = StructType([*events.schema.fields]).add(MALFORMED, StringType())
             lenient = session.read.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", MALFORMED)
             events = lenient.options(**CSV_OPTIONS).schema(schema).csv(path)
-        return filled(_of_utf8(events))
+        is_local = "://" not in given
+        return filled(_readable(events, searched=is_local and all(map(is_searched, _local_files(given)))))
     if kind == "json":
         inferred, doubled = infer_columns(session, path, lines, tolerant=tolerant)
         columns = _with_free_names(inferred)
@@ -222,13 +229,24 @@ def follow_events(
         columns = StructType([*columns.fields]).add(MALFORMED, StringType())
         reader = reader.option("columnNameOfCorruptRecord", MALFORMED)
     reader = reader.option("mode", "PERMISSIVE" if tolerant else "FAILFAST").options(**CSV_OPTIONS)
-    return filled(_of_utf8(reader.schema(columns).csv(folder)))
+    return filled(_readable(reader.schema(columns).csv(folder), searched=False))
 
 
-def _check_header(session: SparkSession, events: DataFrame) -> None:
-    """Raises ``InputError`` for a header with a name twice, or with an empty one, which Spark replaces.
+def _local_header(path: str) -> list[str] | None:
+    """The header of the first local CSV that has one and can be read here. Raises ``InputError`` for a bad one."""
+    for file in _local_files(path):
+        header = header_of(file)
+        if header is not None:
+            _check_header(str(file), header)
+            return header
+    return None
 
-    Spark's names end in the number of the column. If a name does, the header of the first local file is read again.
+
+def _check_inferred(session: SparkSession, events: DataFrame) -> None:
+    """Raises ``InputError`` for a bad header of the columns that Spark has inferred.
+
+    Spark replaces a name that is there twice, or is empty, by one that ends in the number of the column. If a name
+    does, the header of the first local file is read again.
     """
     if not any(name.endswith(str(number)) for number, name in enumerate(events.columns)):
         return
@@ -237,7 +255,11 @@ def _check_header(session: SparkSession, events: DataFrame) -> None:
         return
     file = unquote(urlsplit(local[0]).path)
     first = session.read.options(**{**CSV_OPTIONS, "header": "false"}).csv(to_read(file)).head()
-    header = list(first) if first is not None else []
+    _check_header(file, [] if first is None else list(first))
+
+
+def _check_header(file: str, header: list[str]) -> None:
+    """Raises ``InputError`` for a header with a name twice, or with an empty one."""
     seen: dict[str, str] = {}
     for name in header:
         if not name:
@@ -282,10 +304,11 @@ def present_columns(session: SparkSession, folder: str, kind: str, *, tolerant: 
     )
 
 
-def _of_utf8(events: DataFrame) -> DataFrame:
+def _readable(events: DataFrame, *, searched: bool) -> DataFrame:
     """A CSV's events, in which rows that are not UTF-8 are malformed.
 
-    Spark puts U+FFFD in place of any bytes that it cannot decode: two tickets would become one.
+    Spark puts U+FFFD in place of any bytes that it cannot decode: two tickets would become one. Where the files are not
+    ``searched`` for line ends of another kind, a row with a cell that ends in a carriage return is malformed, too.
     """
     if any(_UNDECODED in name for name in events.columns):
         raise InputError("the header of a CSV is not valid UTF-8: convert the file (iconv -t UTF-8)")
@@ -294,17 +317,19 @@ def _of_utf8(events: DataFrame) -> DataFrame:
         for field in events.schema.fields
         if isinstance(field.dataType, StringType) and field.name != MALFORMED
     ]
-    undecoded = fn.lit(False)
+    undecoded = returns = fn.lit(False)
     for cell in cells:
         undecoded |= fn.coalesce(fn.contains(cell, fn.lit(_UNDECODED)), fn.lit(False))
+        if not searched:
+            returns |= fn.coalesce(fn.endswith(cell, fn.lit("\r")), fn.lit(False))
     text = fn.concat_ws(",", *cells)
     if MALFORMED in events.columns:
-        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded, text)))
-    said = fn.concat(
-        fn.lit(f"{REFUSED}a row is not valid UTF-8, or holds U+FFFD, which stands for that: "),
-        in_one_line(fn.substring(text, 1, 60)),
+        return events.withColumn(MALFORMED, fn.coalesce(column(MALFORMED), fn.when(undecoded | returns, text)))
+    wrong = fn.when(undecoded, fn.lit("is not valid UTF-8, or holds U+FFFD, which stands for that")).when(
+        returns, fn.lit("has a cell that ends in a carriage return: lines of its file end in several ways")
     )
-    return events.where(fn.when(undecoded, fn.raise_error(said)).otherwise(fn.lit(True)))
+    said = fn.concat(fn.lit(f"{REFUSED}a row "), wrong, fn.lit(": "), in_one_line(fn.substring(text, 1, 60)))
+    return events.where(fn.when(wrong.isNotNull(), fn.raise_error(said)).otherwise(fn.lit(True)))
 
 
 def filled(events: DataFrame) -> DataFrame:
@@ -350,3 +375,12 @@ def _table(session: SparkSession, name: str) -> DataFrame:
         if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
             raise
         raise InputError(f"there is no table {name}; --conf key=value configures a catalog") from None
+
+
+def is_view(session: SparkSession, name: str) -> bool:
+    """Whether a table that ``read_events`` has read is a view."""
+    try:
+        return session.catalog.getTable(name).tableType in ("VIEW", "TEMPORARY", "METRIC_VIEW")
+    except AnalysisException:
+        # A folder in the place of a name (parquet.`/folder`).
+        return False

@@ -17,6 +17,8 @@ from typing import Literal, Self, cast
 import redis
 
 from bridge.routing.errors import TicketBridgeError
+from bridge.routing.keys import layout_key
+from bridge.routing.layouts import layout_of
 from bridge.routing.numbers import count, duration, rate
 from bridge.routing.pushes import guard_of
 from bridge.routing.terminal import ProgressDisplay, console
@@ -165,7 +167,16 @@ def _marks(connection: RedisConnection, options: WriteOptions, run: str) -> dict
 
 
 def entries_added(connection: RedisConnection, stream: str) -> int:
-    """How many entries were ever added to the stream. Servers before 7.0 do not know: how many it has."""
+    """How many entries were ever added to the stream, of a split one to all partitions.
+
+    Servers before 7.0 do not know: how many there are.
+    """
+    connection.send_command("GET", layout_key(stream))
+    stored = cast("bytes | None", connection.read_response(disable_decoding=True)) or b""
+    return sum(_entries_added(connection, name) for name in layout_of(stored, stream).streams(stream))
+
+
+def _entries_added(connection: RedisConnection, stream: str) -> int:
     connection.send_command("XINFO", "STREAM", stream)
     try:
         answer = cast(list[object], connection.read_response(disable_decoding=True))

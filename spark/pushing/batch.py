@@ -13,8 +13,8 @@ from pyspark.sql import functions as fn
 
 from bridge.routing.errors import PayloadError, RunChanged
 from bridge.routing.numbers import count, duration, rate
-from bridge.spark.job.eventlog import TABLE, read_events
-from bridge.spark.job.failures import emit
+from bridge.spark.job.eventlog import TABLE, is_view, read_events
+from bridge.spark.job.failures import emit, one_line
 from bridge.spark.job.progress import Display, WriteWatch, marked_partitions, marked_rows
 from bridge.spark.pushing.messages import USUAL_SEQUENCE, Messages, to_messages
 from bridge.spark.pushing.plan import PushPlan, sent
@@ -45,7 +45,9 @@ class _Batch:
         named = plan.run_id
         if named is None and not plan.again and (watermark or plan.rejects is not None):
             below = "/" if plan.kind == TABLE else str(Path(plan.source.removeprefix("file://")).resolve())
-            named = run_id_of(session, events, plan.mapping, stream=plan.stream, below=below)
+            # The files below a view say nothing of its rows.
+            if plan.kind != TABLE or not is_view(session, plan.source):
+                named = run_id_of(session, events, plan.mapping, stream=plan.stream, below=below)
         self._name = named or f"push-{uuid.uuid4().hex}"
         #: Whether the same push again would be recognised.
         self._known_again = named is not None or plan.again or not watermark
@@ -59,8 +61,7 @@ class _Batch:
         self._already, partitions = self._before()
         if partitions and plan.partitions and partitions != plan.partitions:
             raise RunChanged(
-                f"this push began with --partitions {partitions}: leave the option out to go on, or push all of "
-                "it again with --again"
+                f"this push began with --partitions {partitions}: leave the option out to go on, or {self._once_more}"
             )
         # The number of the first run, since each partition must have the same rows again, also on another machine.
         self._partitions = plan.partitions or partitions or session.sparkContext.defaultParallelism
@@ -107,8 +108,25 @@ class _Batch:
         counted = Observation("written")
         rows = sent(messages, ordered).observe(counted, fn.count(fn.lit(1)).alias("rows"))
         with WriteWatch(self._parsed, self._run, Display(self._plan.progress)):
-            rows.write.format("redisstream").mode("append").options(**self._options).save()
+            try:
+                rows.write.format("redisstream").mode("append").options(**self._options).save()
+            except Exception as error:
+                raise self._advised(error) from None
         return int(counted.get["rows"])
+
+    @property
+    def _once_more(self) -> str:
+        """What a user can do to push all rows of a push that was begun."""
+        return "name another --run-id" if self._plan.run_id else "push all of it again with --again"
+
+    def _advised(self, error: Exception) -> Exception:
+        """The error with advice for a push, if its guard knows other rows."""
+        if not isinstance(one_line(error), RunChanged):
+            return error
+        return RunChanged(
+            f"{self._name} began with other messages: push the same rows with the same options (--max-payload, "
+            f"--rejects), or {self._once_more}"
+        )
 
     def _tell_start(self) -> None:
         plan, ordered_by = self._plan, self._messages.ordered_by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,10 +30,12 @@ from pyspark.sql.types import (
 )
 
 from bridge.routing.errors import ConfigurationError, InputError
+from bridge.routing.exact_json import MAX_DEPTH
 from bridge.spark.job.eventlog import with_position
 from bridge.spark.job.log_columns import MALFORMED, PLACE, POSITION, require
 from bridge.spark.wire.encoder import KEY_FIELD
 from bridge.spark.write.columns import column
+from bridge.spark.write.layout import has_fractions
 from bridge.spark.write.message_options import DUE, HOLD
 from bridge.spark.write.refusals import PAYLOAD, TASK
 from bridge.spark.write.rejects import REASON, ROW, Checks
@@ -109,14 +112,14 @@ class Messages:
     ordered_by: str
     #: Whether two rows of a ticket may have the same number. Places in a file are always different.
     may_tie: bool
-    #: Whether the payload comes from the log as text, and may not be JSON.
-    foreign_json: bool
+    #: Whether masters may refuse the payload: it comes from the log as text, or may be nested too deeply.
+    unsure_json: bool
     #: The refusal of a row without a number: which column is not a number or a time.
     unplaced: str
 
     def checks(self, max_payload: int) -> Checks:
         """The checks of these messages; ``max_payload`` is in bytes."""
-        return Checks(self.fields, max_payload, self.foreign_json, self.unplaced)
+        return Checks(self.fields, max_payload, self.unsure_json, self.unplaced)
 
 
 def parse_map(members: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -146,6 +149,11 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
             events.schema[name].dataType, _OBJECTS
         ):
             raise InputError(f"{option}: the column {name!r} holds objects or lists, not names")
+    if has_fractions(events.schema[mapping.key].dataType):
+        raise InputError(
+            f"--key: the column {mapping.key!r} holds numbers with fractions, which name no ticket: make them whole "
+            "numbers or text"
+        )
     members = [] if mapping.payload_column else _members(events, mapping)
     for name in [mapping.payload_column] if mapping.payload_column else [source for _, source in members]:
         odd = _no_json(events.schema[name].dataType)
@@ -161,7 +169,9 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         columns.append(fn.lit(mapping.task).alias(TASK))
         fields.insert(0, TASK)
     elif mapping.task_column is not None:
-        columns.append(column(mapping.task_column).cast("string").alias(TASK))
+        # A CSV has no null: an empty cell is no name.
+        named = column(mapping.task_column).cast("string")
+        columns.append(fn.when(named != "", named).alias(TASK))
         fields.insert(0, TASK)
     if mapping.due_column is not None:
         columns.append(_due(events, mapping.due_column).alias(DUE))
@@ -170,6 +180,9 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         columns.append(column(mapping.hold_column).cast("string").alias(HOLD))
         fields.insert(0, HOLD)
     columns.append(_payload(events, mapping, members).alias(PAYLOAD))
+    kinds = [events.schema[name].dataType for _, name in members]
+    whole = events.schema[mapping.payload_column].dataType if mapping.payload_column else StructType()
+    is_deep = any(_levels(kind) >= MAX_DEPTH for kind in kinds) or _levels(whole) > MAX_DEPTH
     if mapping.order is not None:
         columns.append(column(mapping.order).alias(_TIME))
     if MALFORMED in events.columns:
@@ -182,7 +195,7 @@ def to_messages(events: DataFrame, mapping: Mapping) -> Messages:
         fields=fields,
         ordered_by=placed.ordered_by,
         may_tie=placed.may_tie,
-        foreign_json=mapping.payload_column is not None and _is_text(events, mapping.payload_column),
+        unsure_json=isinstance(whole, StringType) or is_deep,
         unplaced=placed.unplaced,
     )
 
@@ -247,6 +260,20 @@ def _no_json(kind: DataType) -> str | None:
     return None
 
 
+def _levels(kind: DataType) -> float:
+    """How deeply the JSON of a type may be nested."""
+    match kind:
+        case StructType():
+            return 1 + max((_levels(field.dataType) for field in kind.fields), default=0)
+        case ArrayType():
+            return 1 + _levels(kind.elementType)
+        case MapType():
+            return 1 + _levels(kind.valueType)
+        case VariantType():
+            return math.inf
+    return 0
+
+
 def _due(events: DataFrame, name: str) -> Column:
     """When messages are due, in milliseconds since 1970, as text; a text that is no time stays, and is refused."""
     if not _is_text(events, name):
@@ -255,7 +282,9 @@ def _due(events: DataFrame, name: str) -> Column:
             "string"
         )
     given = fn.when(column(name) != "", column(name))
-    at = fn.unix_millis(given.try_cast("timestamp")).cast("string")
+    # Spark takes a time without a date for one of today: another one tomorrow.
+    dated = fn.when(~given.rlike(r"^[\s\p{Cntrl}]*T?[0-9]{1,2}:"), given)
+    at = fn.unix_millis(dated.try_cast("timestamp")).cast("string")
     return fn.when(given.rlike("^[0-9]{5,}$"), given).otherwise(fn.coalesce(at, given))
 
 

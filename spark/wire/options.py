@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.text import printable
 from bridge.spark.wire.address import check_url
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -87,12 +88,12 @@ _BY_LOWER_NAME = {name.lower(): name for name in _ALL}
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """``'; did you mean X?'`` for the known name closest to ``name``, else the list of what is known."""
+    """``'; did you mean X?'`` for the known name closest to ``name``, else the list of what is known; on one line."""
     lower = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), list(lower), n=1)
     if close:
-        return f"; did you mean {lower[close[0]]}?"
-    return f"; known are {', '.join(known)}" if known else "; there is none"
+        return f"; did you mean {printable(lower[close[0]])}?"
+    return f"; known are {', '.join(map(printable, known))}" if known else "; there is none"
 
 
 def refuse_table(given: Mapping[str, str]) -> None:

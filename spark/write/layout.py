@@ -13,7 +13,7 @@ from bridge.spark.write.message_options import DUE, EXPIRES
 from bridge.spark.write.options import WriteOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 #: In the metadata of the key's column: how many partitions its DataFrame has. Spark does not tell a task, and a second
 #: attempt with another number would have other rows in each partition.
@@ -24,6 +24,13 @@ WHOLE = ("byte", "short", "integer", "long")
 _SENDABLE = ("string", "varchar", "char", "binary", "boolean", "decimal", "float", "double", "date", *WHOLE)
 #: Types that the writer can sort by.
 _SORTABLE = (*_SENDABLE, "timestamp", "timestamp_ntz")
+
+
+def has_fractions(kind: DataType) -> bool:
+    """Whether a type holds numbers with fractions. Such a number has several texts (``7``, ``7.0``), so that it names
+    no ticket; and a double has one text for several large numbers.
+    """
+    return kind.typeName() in ("float", "double") or getattr(kind, "scale", 0) > 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,11 @@ class Layout:
             return column
 
         key = existing("keyColumn", options.key_column)
+        if has_fractions(next(column.dataType for column in schema.fields if column.name == key)):
+            raise ConfigurationError(
+                f"keyColumn: {key!r} holds numbers with fractions, which name no ticket; cast it to long, or make it a "
+                "string"
+            )
         sequence = existing("seqColumn", options.seq_column) if options.seq_column else None
         if sequence and kinds[sequence] not in WHOLE:
             raise ConfigurationError(

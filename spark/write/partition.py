@@ -28,7 +28,14 @@ from bridge.spark.write.message_options import as_fields
 from bridge.spark.write.options import Idempotence, WriteOptions
 from bridge.spark.write.patience import Patience
 from bridge.spark.write.per_ticket import PerTicket
-from bridge.spark.write.refusals import SequenceCheck, check_dates, check_payloads, check_range, check_tickets
+from bridge.spark.write.refusals import (
+    SequenceCheck,
+    check_dates,
+    check_payloads,
+    check_range,
+    check_tasks,
+    check_tickets,
+)
 
 #: How long a task waits for a server that it cannot reach at its start, in seconds: the address is probably wrong.
 FIRST_CONNECTION_S = 10.0
@@ -101,6 +108,7 @@ def checked(options: WriteOptions, layout: Layout, batches: Iterator[pa.RecordBa
         batch, tickets = rows, rows.column(layout.key)
         check_tickets(tickets)
         check_dates(batch, tickets, [layout.key, *layout.fields])
+        check_tasks(batch, tickets, layout.fields)
         batch = as_fields(batch, layout.key, layout.fields)
         check_payloads(batch, tickets, list(layout.fields), options.max_payload)
         if rising is not None:

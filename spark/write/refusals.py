@@ -6,6 +6,8 @@ line that names the ticket, or the row where it is missing, and the limit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,6 +20,8 @@ from bridge.spark.write.message_options import NOT_PAYLOAD
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 PAYLOAD = "payload"
 TASK = "task"
+#: How the refusal of an empty task ends.
+EMPTY_TASK = "is empty: null means the lane's default task"
 
 
 def check_tickets(tickets: pa.Array) -> None:
@@ -41,6 +45,15 @@ def check_tickets(tickets: pa.Array) -> None:
     if longest > MAX_TICKET_BYTES:
         start = as_bytes(tickets)[_first(pc.equal(lengths, longest))].as_py()[:40].decode(errors="ignore")
         raise PayloadError(f"a ticket has {longest} bytes, at most {MAX_TICKET_BYTES} are allowed: {start!r}…")
+
+
+def check_tasks(batch: pa.RecordBatch, tickets: pa.Array, fields: Sequence[str]) -> None:
+    """Refuses an empty task, of which masters make a dead letter."""
+    if TASK not in fields:
+        return
+    empty = pc.fill_null(pc.equal(byte_lengths(batch.column(TASK)), 0), fill_value=False)
+    if pc.any(empty).as_py():
+        raise PayloadError(f"task of ticket {tickets[_first(empty)].as_py()!r} {EMPTY_TASK}")
 
 
 def check_payloads(batch: pa.RecordBatch, tickets: pa.Array, fields: list[str], limit: int) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.exact_json import MAX_DEPTH
 from bridge.spark.write.columns import column, in_one_line, require_column
 from bridge.spark.write.layout import WHOLE
 from bridge.spark.write.limits import MAX_TICKET_BYTES
@@ -29,7 +30,7 @@ from bridge.spark.write.message_options import (
     bounds_of,
     wanted,
 )
-from bridge.spark.write.refusals import PAYLOAD, TASK
+from bridge.spark.write.refusals import EMPTY_TASK, PAYLOAD, TASK
 
 #: Columns of a table of rejected rows: why a row was rejected, and the text of a row that could not be read.
 REASON, ROW = "reason", "row"
@@ -43,7 +44,8 @@ class Checks:
     fields: Sequence[str] | None = None
     #: The largest payload in bytes; None: any.
     max_payload: int | None = None
-    #: Whether the column ``payload`` must be JSON. Each is parsed twice; the result of ``to_json`` needs no check.
+    #: Whether the column ``payload`` must be JSON that masters take. Each is parsed twice; the result of ``to_json``
+    #: needs no check, if it is not nested deeply.
     json: bool = False
     #: The refusal of a row without a number; None: that it is not a whole number.
     unplaced: str | None = None
@@ -107,9 +109,18 @@ def refusal(rows: DataFrame, *, key: str, sequence: str | None = None, checks: C
             fn.lit(f" bytes; maxPayload allows {checks.max_payload}"),
         )  # fmt: skip
         cases.append((bytes_ > checks.max_payload, text))
+    if TASK in sent:
+        empty = fn.concat(fn.lit("task of "), shown, fn.lit(f" {EMPTY_TASK}"))
+        cases.append((fn.octet_length(column(TASK).cast("string")) == 0, empty))
     cases += _odd_options(rows, sent, shown)
     if checks.json and PAYLOAD in sent:
-        cases.append((~_is_json(column(PAYLOAD)), fn.concat(fn.lit("the payload of "), shown, fn.lit(" is not JSON"))))
+        payload = column(PAYLOAD)
+        for odd, what in (
+            (~_is_json(payload), "is not JSON"),
+            (_is_too_deep(payload), f"is nested more than {MAX_DEPTH} levels deep"),
+            (_has_too_large_number(payload), "has a number that is too large"),
+        ):
+            cases.append((odd, fn.concat(fn.lit("the payload of "), shown, fn.lit(f" {what}"))))
     first, *others = cases
     why = fn.when(*first)
     for condition, text in others:
@@ -170,3 +181,26 @@ def _is_json(text: Column) -> Column:
     named = fn.try_parse_json(fn.concat(fn.lit('{"":'), text, fn.lit("}")))
     # The parser reads bytes that are not UTF-8, too. Masters do not.
     return text.isNull() | (fn.is_valid_utf8(text) & listed.isNotNull() & named.isNotNull())
+
+
+def _is_too_deep(json: Column) -> Column:
+    """Whether JSON is nested more deeply than masters take it. Most JSON has too few brackets for that."""
+    brackets = fn.regexp_replace(_without_texts(json), r"[^\[\]{}]+", "")
+    # Each round takes the innermost level away.
+    rounds = fn.sequence(fn.lit(1), fn.lit(MAX_DEPTH))
+    left = fn.aggregate(rounds, brackets, lambda text, _: fn.regexp_replace(text, r"\[\]|\{\}", ""))
+    opened = fn.length(json) - fn.length(fn.translate(json, "[{", ""))
+    return fn.when(opened > MAX_DEPTH, left != "").otherwise(fn.lit(False))
+
+
+def _has_too_large_number(json: Column) -> Column:
+    """Whether JSON has a number beyond a double, which masters refuse. Most JSON has none that looks so."""
+    numbers = fn.regexp_extract_all(_without_texts(json), fn.lit(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?"), fn.lit(0))
+    beyond = fn.exists(numbers, lambda number: number.cast("double") == float("inf"))
+    return fn.when(json.rlike(r"[0-9]{200}|[eE]\+?[0-9]{3}"), beyond).otherwise(fn.lit(False))
+
+
+def _without_texts(json: Column) -> Column:
+    """JSON without what is in its texts. No expression with alternatives: Java's go too deep in a long text."""
+    plain = fn.replace(fn.replace(json, fn.lit("\\\\"), fn.lit("")), fn.lit('\\"'), fn.lit(""))
+    return fn.regexp_replace(plain, '"[^"]*"', '""')

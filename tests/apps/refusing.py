@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
 from redis import Redis
 
 import bridge
@@ -46,6 +47,8 @@ def end(how: str) -> str:
         raise bridge.Drop("the ticket is closed")
     if word == "dead":
         raise bridge.Dead("no such account")
+    if word == "reject":
+        raise Reject("no", requeue=False)
     return word
 
 

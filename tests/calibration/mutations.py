@@ -124,7 +124,7 @@ MUTATIONS = [
         "refusals",
         ("ledger: expired",),
         (
-            Edit("bridge/leader/picture/planner.py", "head.options.has_expired(now_ms)", "False"),
+            Edit("bridge/leader/picture/planner.py", "head.options.has_expired(at_ms)", "False"),
             Edit("bridge/worker/pool/execute.py", "self.shared.server_ms >= own.expires_ms", "False"),
         ),
         long=True,
@@ -163,7 +163,7 @@ MUTATIONS = [
         "promise 1",
         "delayed",
         ("ledger: early",),
-        (Edit(READY, "        if ticket.begun or due_ms <= self.now_ms():\n", "        if True:\n"),),
+        (Edit(READY, "        if ticket.begun or due_ms <= self.clock.due_ms():\n", "        if True:\n"),),
         long=True,
     ),
     # -- I2: at most one run of a ticket is in flight, and each message begins after the success before ------------
@@ -371,8 +371,8 @@ MUTATIONS = [
         (
             Edit(
                 RECORDS,
-                'tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)',
-                'tail = records.tail("", "", 1, [front], self.now_ms(), *why)',
+                'tail = records.tail("", "", ticket.attempt, [front], self.clock.server_ms(), *why)',
+                'tail = records.tail("", "", 1, [front], self.clock.server_ms(), *why)',
             ),
         ),
         long=True,

@@ -818,8 +818,16 @@ SCRIPT_MUTATIONS = [
         "I5",
         f"{LUA}/heartbeat.lua",
         "test_http_consumers::test_when_one_lease_is_over_the_incarnation_is_over",
-        "if redis.call('EXISTS', KEYS[k + 1]) == 0 then",
-        "if false then",
+        "if redis.call('EXISTS', KEYS[k + 1]) == 0 or not",
+        "if not",
+    ),
+    _script(
+        "a heartbeat renews the lease of an incarnation that is not registered",
+        "I5",
+        f"{LUA}/heartbeat.lua",
+        "test_http_consumers::test_a_heartbeat_of_an_incarnation_that_is_not_registered_renews_nothing",
+        " or not string.find(registered, ARGV[2], 1, true) then",
+        " then",
     ),
     _script(
         "an HTTP consumer is given more than it can begin",

@@ -91,8 +91,8 @@ MUTATIONS = [
         (
             Edit(
                 PLANNER,
-                "self._send(consumer, some, batch, dispatched, now_ms, first=True)",
-                "self._send(consumer, some, batch, dispatched, now_ms)",
+                "self._send(consumer, some, batch, dispatched, at_ms, first=True)",
+                "self._send(consumer, some, batch, dispatched, at_ms)",
             ),
         ),
     ),

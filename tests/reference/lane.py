@@ -84,11 +84,11 @@ class ReferenceLane(Contents):
         if self.leader != lead.token and guard not in self.dropped:
             raise NotLeading("another master leads")
 
-    def _expects(self, expected: Iterable[tuple[str, str]]) -> str | None:
+    def _expects(self, expected: Iterable[tuple[str, str | bytes]]) -> str | None:
         """A ticket whose record is not what the caller thinks; None: all are."""
         if Guard.EXPECTED in self.dropped:
             return None
-        return next((ticket for ticket, record in expected if self.tickets.get(ticket, "") != record), None)
+        return next((ticket for ticket, record in expected if self.tickets.get(ticket, "") != text(record)), None)
 
     # -- the leader's scripts ----------------------------------------------------------------------------------------
 

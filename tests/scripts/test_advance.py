@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from bridge.routing import records
 from bridge.routing.batch import MAX_LETTER_ARGUMENTS, SECTIONS, Batch, DeadLetter
+from bridge.routing.counters import ANY, read_counters
 from bridge.routing.errors import LaneConflict, NotLeading
 from bridge.routing.transitions import Advanced, Leadership, advance
 from tests.scripts.world import (
@@ -186,6 +187,40 @@ def test_a_whole_batch_changes_exactly_what_it_says(world: World) -> None:
     expected[keys.dead] = after[keys.dead]
     assert after == expected
     assert len(fields_of(after, keys.dead)) == 2
+
+
+#: What somebody may write as a counter, so that the server does not count on from it.
+NO_NUMBERS = [b"garbage", b"", b"1.5", b" 7", b"7 ", b"007", b"-0", b"+1", b"1_0", b"\xff", b"1" * 20]
+#: More than this there cannot be.
+LARGEST = b"%d" % (2**63 - 1)
+
+
+@pytest.mark.parametrize("held", [*NO_NUMBERS, LARGEST])
+def test_a_counter_that_cannot_be_raised_costs_no_half_step(held: bytes, world: World) -> None:
+    # Given a counter that somebody wrote by hand, and a batch that raises it before it does other things
+    keys = world.keys
+    world.client.hset(keys.counts, "done", held)
+    batch = everything(world)
+    batch.history, batch.history_cap, batch.drains = [["row"]], 100, {"w1@a": "1"}
+    before = world.snapshot()
+    # When it is sent
+    done = advance(world.client, world.lead, OPENING, batch)
+    # Then all of it is done but for this counter, which is named
+    assert [name for name, _ in done.uncounted] == ["done"]
+    counts = {"done": held.decode(errors="surrogateescape"), "failed": "3", "dead": "1"}
+    after = world.snapshot()
+    assert after[keys.counts]["value"] == counts
+    changed = {keys.stream, keys.tickets, keys.applied, keys.retries, keys.outcomes, keys.dead, keys.counts}
+    changed |= {keys.history, keys.drains, keys.fence, keys.queue("w1@a"), keys.queue("w2@b")}
+    assert changes(before, after) == changed
+
+
+@pytest.mark.parametrize("held", [*NO_NUMBERS, b"0", b"7", b"-3", b"1" * 18, LARGEST])
+def test_readers_of_counters_and_the_server_agree_on_what_is_a_number(held: bytes, fresh: World) -> None:
+    fresh.client.hset(fresh.keys.counts, "done", held)
+    assert (read_counters({b"done": held})["done"] == ANY) == (held in NO_NUMBERS)
+    done = advance(fresh.client, fresh.lead, OPENING, Batch(counts={"done": -1}))
+    assert bool(done.uncounted) == (held in NO_NUMBERS)
 
 
 def test_an_empty_batch_changes_nothing(world: World) -> None:

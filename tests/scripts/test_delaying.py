@@ -10,7 +10,7 @@ from bridge.routing.batch import Batch
 from bridge.routing.delaying import Moved, move_due
 from bridge.routing.errors import LaneConflict
 from bridge.routing.history import What, read_entry
-from bridge.routing.ids import member_of
+from bridge.routing.ids import id_in, member_of
 from bridge.routing.scripts import Argument
 from bridge.routing.transitions import advance
 from tests.scripts.world import MASTER, OPENING, World, entries_of
@@ -100,6 +100,52 @@ def test_what_was_added_until_it_was_due_is_read_before_it_is_moved(fresh: World
     assert moved(fresh)[0] == []
     fresh.read()
     assert moved(fresh)[0] == ids
+
+
+FOREIGN = [
+    *(
+        b"",
+        b"garbage",
+        b"\xff",
+        b"-",
+        b"+",
+        b"a-b",
+        b"a1",
+        b"a1-",
+        b"1-1",
+        b"a1-1",
+        b"a1-a1 ",
+        b"a1-a1-a1",
+        b"a1-a\xff",
+    ),
+    *(b"a-1-a1", b"A1-A1", b"t18446744073709551616-a1", b"a1-t18446744073709551616", b"z" + b"1" * 26 + b"-a1"),
+]
+
+
+@pytest.mark.parametrize("foreign", [[one] for one in FOREIGN] + [FOREIGN], ids=ascii)
+def test_a_member_that_is_no_message_is_removed_and_keeps_no_message_back(fresh: World, foreign: list[bytes]) -> None:
+    assert [id_in(one) for one in foreign] == [None] * len(foreign)
+    ids = delayed(fresh)
+    # By their due times some are before the messages, beside them, and behind those that are due
+    fresh.client.zadd(fresh.keys.delayed, {one: (OVER - 1, OVER, FAR)[n % 3] for n, one in enumerate(foreign)})
+    due = [one for n, one in enumerate(foreign) if n % 3 < 2]
+    found, reply = moved(fresh, 100)
+    assert (found, sorted(reply.foreign)) == ([], sorted(due))
+    assert reply.next_ms is not None
+    assert reply.next_ms < reply.before_ms
+    found, reply = moved(fresh, 100)
+    assert (found, list(reply.foreign)) == (ids, [])
+    assert owners(fresh) == dict.fromkeys(ids, MASTER)
+    assert due_times(fresh, fresh.keys.late) == {member_of(id_): OVER for id_ in ids}
+    assert fresh.client.zcard(fresh.keys.delayed) == len(foreign) - len(due)
+
+
+@pytest.mark.parametrize("id_", ["0-1", "1-18446744073709551615", "18446744073709551615-0", "9999999999999999999-7"])
+def test_a_message_with_an_id_of_any_length_is_moved(fresh: World, id_: str) -> None:
+    fresh.client.execute_command("XADD", fresh.keys.stream, id_, "ticket_id", "T")
+    fresh.read()
+    delay(fresh, [id_])
+    assert moved(fresh)[0] == [id_]
 
 
 def test_a_moved_message_has_a_row_in_the_history(fresh: World) -> None:

@@ -95,7 +95,9 @@ def stage(server: EmbeddedServer) -> Stage:
 
 def test_what_was_given_is_returned_first_and_not_more_than_its_slots(stage: Stage) -> None:
     ids = [stage.send(0, n, f"T{n}") for n in range(1, 5)]
+    assert stage.taken(most=0) == []
     assert stage.taken(slots=2) == ids[:2]
+    assert stage.taken(most=0) == []
     assert stage.taken(slots=2) == ids[:2]
     assert stage.taken(slots=2, has=(FENCE + 1,)) == ids[1:2]
     assert stage.taken(slots=2, has=(FENCE + 1, FENCE + 2)) == []
@@ -195,6 +197,27 @@ def test_when_one_lease_is_over_the_incarnation_is_over(stage: Stage, lane: int)
     assert not stage.redis.exists(LANES[lane].lease(LIFE))
 
 
+@pytest.mark.parametrize("registered", [None, "damaged", '{"incarnation":"another"}'])
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_heartbeat_of_an_incarnation_that_is_not_registered_renews_nothing(
+    stage: Stage, lane: int, registered: str | None
+) -> None:
+    id_ = stage.send(0, 1)
+    assert stage.taken() == [id_]
+    if registered is None:
+        stage.redis.hdel(LANES[lane].consumers, "h")
+    else:
+        stage.redis.hset(LANES[lane].consumers, "h", registered)
+    kept = [*(keys.lease(LIFE) for keys in LANES), LANES[0].given(LIFE), *records_of(LIFE)]
+    for key in kept:
+        assert stage.redis.pexpire(key, 30_000)
+    assert stage.call(heartbeat, LANES, "h", LIFE, (records_of(LIFE), LEASE_MS), LEASE_MS) is None
+    assert all(0 < stage.redis.pttl(key) <= 30_000 for key in kept)
+    assert not stage.redis.exists(*(keys.held(LIFE) for keys in LANES))
+    # It may still run what it has: no other one gets that before the lease is over.
+    assert stage.answer(id_) is ReturnCode.OK
+
+
 def test_a_heartbeat_reports_what_is_held_and_says_whose_messages_are(stage: Stage) -> None:
     ids = [stage.send(n - 1, n, f"T{n}") for n in (1, 2)]
     stage.taken()
@@ -218,14 +241,29 @@ def test_a_second_incarnation_waits_for_the_end_of_all_leases(stage: Stage) -> N
     stage.redis.delete(LANES[0].lease(LIFE))
     assert stage.enlist("second") is ReturnCode.HELD
     assert not stage.redis.exists(LANES[0].lease("second"))
-    assert stage.call(leave, LANES, "h", LIFE) is ReturnCode.OK
-    assert stage.call(leave, LANES, "h", LIFE) is ReturnCode.LATE
+    assert stage.call(leave, LANES, "h", LIFE, ends_drain=False) is ReturnCode.OK
+    assert stage.call(leave, LANES, "h", LIFE, ends_drain=False) is ReturnCode.LATE
     assert stage.enlist("second") is ReturnCode.OK
     assert [fields for _, fields in stage.redis.xrange(LANES[1].outcomes)] == [
         {"i": LIFE, "joined": "h"},
         {"i": LIFE, "gone": "h"},
         {"i": "second", "joined": "h"},
     ]
+
+
+@pytest.mark.parametrize("ends_drain", [False, True])
+@pytest.mark.parametrize("over", [(), (0,), (1,), (0, 1)])
+def test_an_order_that_drains_the_consumer_ends_when_it_leaves_by_itself(
+    stage: Stage, over: tuple[int, ...], ends_drain: bool
+) -> None:
+    for keys in LANES:
+        stage.redis.hset(keys.drains, mapping={"h": "{}", "other": "{}"})
+    for lane in over:
+        stage.redis.delete(LANES[lane].lease(LIFE))
+    code = stage.call(leave, LANES, "h", LIFE, ends_drain=ends_drain)
+    assert code is (ReturnCode.LATE if len(over) == len(LANES) else ReturnCode.OK)
+    ends = ends_drain and code is ReturnCode.OK
+    assert [stage.redis.hkeys(keys.drains) for keys in LANES] == [["other"] if ends else ["h", "other"]] * 2
 
 
 def test_copies_requests_and_messages_of_another_incarnation_are_dropped(stage: Stage) -> None:

@@ -147,7 +147,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "heartbeat": lambda w: over_http(
         w, http_consumers.heartbeat, [w.keys], "h1", "x", (["{ticket_stream}/http:x"], 1000), 1000
     ),
-    "leave": lambda w: over_http(w, http_consumers.leave, [w.keys], "h1", "x"),
+    "leave": lambda w: over_http(w, http_consumers.leave, [w.keys], "h1", "x", ends_drain=True),
 }
 
 

@@ -30,6 +30,14 @@ def test_it_begins_behind_the_newest_letter(fresh: World) -> None:
     assert kept(fresh) == Notices(told_to=newest)
 
 
+def test_what_is_not_text_is_shown_all_the_same(fresh: World) -> None:
+    note_told(fresh.client, fresh.keys, TOKEN, 5)
+    fresh.client.hset(
+        fresh.keys.notices, mapping={b"\xff": b"\xff", b"error": b"a\xff", b"told": b"\xff", b"error_ms": b"7"}
+    )
+    assert kept(fresh) == Notices(error="a\N{REPLACEMENT CHARACTER}", error_ms=7)
+
+
 def test_a_lane_without_letters_begins_with_the_first(fresh: World) -> None:
     assert note_told(fresh.client, fresh.keys, TOKEN, 5) == "0-0"
 

@@ -51,6 +51,13 @@ def test_the_tickets_of_an_ended_incarnation_move(world: World) -> None:
     assert [world.state(id_) for id_ in world.busy] == [State.AWAITING_RETRY] + [State.WAITING] * 3
 
 
+def test_a_counter_that_holds_no_number_keeps_no_ticket(world: World) -> None:
+    end_lease(world)
+    world.client.hset(world.keys.counts, "rerouted", "garbage")
+    assert move(world) is ReturnCode.OK
+    assert world.snapshot()[world.keys.counts]["value"]["rerouted"] == "garbage"
+
+
 def test_a_ticket_that_was_to_be_parked_is_parked_in_the_same_step(world: World) -> None:
     keys = world.keys
     end_lease(world)

@@ -141,9 +141,24 @@ def test_entries_of_several_apps_share_nothing(fresh: World) -> None:
     assert set(read_ticks(fresh.client, fresh.keys.stream, "shop")) == {"night:ly"}
 
 
-@pytest.mark.parametrize("text", ["", "x", "-5 every 5 s", "٣ every", "99999999999999999999 every"])
-def test_what_was_damaged_by_hand_counts_as_nothing(fresh: World, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "-5 every 5 s",
+        "٣ every",
+        "99999999999999999999 every",
+        "999999999999999 every",
+        "05 every",
+        "5",
+        b"5 \xff",
+    ],
+)
+def test_what_was_damaged_by_hand_counts_as_nothing(fresh: World, text: str | bytes) -> None:
     fresh.client.hset(schedule_key(fresh.keys.stream), FIELD, text)
+    # Fields that no app has
+    fresh.client.hset(schedule_key(fresh.keys.stream), mapping={b"\xff": NOW.text, b"shop": NOW.text, b"": NOW.text})
     assert read_ticks(fresh.client, fresh.keys.stream, "shop") == {}
     if text:
         found = tick(fresh.client, pusher(fresh), FIELD, None, NOW, Layout(), "shop.close", MESSAGES)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.inspect.roster import registrations_of
 from bridge.link.key_types import types_of
+from bridge.protocol.registration import read_registration
 from bridge.routing.keys import LaneKeys
 from bridge.routing.return_codes import ReturnCode
 from bridge.routing.subscribing import make_group, unsubscribe
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.scripts
 def call(world: World, **registered: Any) -> tuple[ReturnCode, str]:
     keys = world.keys
     found: Any = registered or {
-        name: (text, registrations_of({name: text})[name.decode()].incarnation)
-        for name, text in world.client.hgetall(keys.consumers).items()
+        name: (text, read_registration(text).incarnation) for name, text in world.client.hgetall(keys.consumers).items()
     }
     return unsubscribe(world.client, keys, found, [key for key in types_of(keys) if key != keys.stream])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -167,6 +168,33 @@ def test_a_circle_over_other_streams_changes_nothing(length: int, fresh: World) 
     check_versions(fresh.client, stream, [chain[-1]])
     follow(fresh.client, fresh.lead, [chain[-1]])
     fresh.client.flushdb()
+
+
+#: The script takes them for lists of streams that there are not.
+TAKEN = ("[1]", "{}", b'["\xff"]')
+
+
+@pytest.mark.parametrize("text", ["", "notjson", "5", "null", '"v0"', '[["v0"]]', '["v0",null]', b"\xff", *TAKEN])
+@pytest.mark.parametrize("whose", ["own", "older", "over another"])
+def test_what_a_stream_follows_and_cannot_be_read_is_one_line_with_the_key(
+    whose: str, text: str | bytes, fresh: World
+) -> None:
+    stream = {"own": fresh.keys.stream, "older": OLDER.stream, "over another": "v0"}[whose]
+    if whose == "over another":
+        fresh.client.set(follows_key(OLDER.stream), orjson.dumps([stream]))
+    fresh.client.set(follows_key(stream), text)
+    before = fresh.snapshot()
+    refused = pytest.raises(ConfigurationError, match=f"the key {re.escape(follows_key(stream))} cannot be read")
+    with refused:
+        older_versions(fresh.client, stream)
+    with refused:
+        check_versions(fresh.client, "newest" if whose == "own" else fresh.keys.stream, [OLDER.stream, stream])
+    if whose == "own" or text not in TAKEN:
+        with refused:
+            follow(fresh.client, fresh.lead, [OLDER.stream])
+        assert fresh.snapshot() == before
+    fresh.client.delete(follows_key(stream))
+    follow(fresh.client, fresh.lead, [OLDER.stream])
 
 
 def test_an_older_version_with_older_ones_of_its_own_needs_them_named_before_it(fresh: World) -> None:

@@ -41,9 +41,10 @@ def list_(target: Target, as_json: bool) -> None:
 
     settings, lanes = target.app.bridge.settings, target.lanes_of_all_versions
     redis = reach_lanes(target.app, lanes)
-    found = consumers_of_all(
-        [read_status(redis, settings.model_copy(update={"lane": lane.settings})).consumers for lane in lanes]
-    )
+    states = [read_status(redis, settings.model_copy(update={"lane": lane.settings})) for lane in lanes]
+    found = consumers_of_all([state.consumers for state in states])
+    for line in (line for state in states for line in state.unreadable):
+        click.echo(f"! {printable(line)}", err=True)
     if as_json:
         echo_json({"consumers": found})
     elif found:

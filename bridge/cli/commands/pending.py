@@ -75,7 +75,7 @@ def pending(
             say_older(target, "pending message", lambda lane: pending_in(redis, lane), "pending")
         return
     if consumer is not None:
-        consumer = name_of_pending(redis, [lane.settings.keys for lane in lanes], consumer)
+        consumer = name_of_pending(redis, [lane.settings for lane in lanes], consumer)
     wanted = Wanted(
         idle_ms=None if idle_s is None else int(idle_s * 1000),
         consumer=consumer,

@@ -75,11 +75,12 @@ def run(
 ) -> None:
     """Runs a master: leads its share of the lanes, and stands by for the others."""
     options = _http_options(http, http_tokens, http_cert, http_key)
-    from bridge.master.log_lines import FORMAT, LaneOfThread
+    from bridge.master.log_lines import FORMAT, LaneOfThread, OneLine
 
     handler = logging.StreamHandler()
     handler.addFilter(LaneOfThread())
-    logging.basicConfig(level=loglevel.upper(), format=FORMAT, handlers=[handler])
+    handler.setFormatter(OneLine(FORMAT))
+    logging.basicConfig(level=loglevel.upper(), handlers=[handler])
     logging.getLogger("kombu").setLevel(logging.WARNING)
     from bridge.app.installed import bridge_of
     from bridge.link.connections import client

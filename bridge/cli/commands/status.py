@@ -151,7 +151,7 @@ def _of_app(redis: Redis, target: Target, commands: Advice) -> list[str]:
     wanted, stream = settings.partitions, settings.lane.stream
     repartition = commands.of_app("stream", "repartition", str(wanted))
     differs = difference(bridge.layout, wanted, stream, repartition)
-    retired = retired_problems(read_retired(redis, target.versions))
+    retired = retired_problems(read_retired(redis, target.versions), commands)
     unread = [one.problem for one in read_unread(redis, target.app)]
     undeclared = undeclared_holders(redis, target.subscriptions, commands)
     dropped = dropped_problems(redis, read_dropped(redis, target.status_lanes))

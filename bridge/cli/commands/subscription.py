@@ -52,8 +52,7 @@ def add(target: Target, name: str, position: str) -> None:
     declared = target.subscriptions
     lanes = lanes_named(target.app, name)
     redis = reach(target.app)
-    for lane in lanes:
-        refuse_misplaced(redis, lane.keys)
+    refuse_misplaced(redis, *(lane.keys for lane in lanes))
     add_groups(redis, target.app, lanes, position, declared=name in declared)
     (found,) = read_subscriptions(redis, {name: lanes})
     unread = count(found.unread, "message") if found.unread_exact else f"at most {count(found.unread, 'message')}"

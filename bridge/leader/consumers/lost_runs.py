@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer, Ticket
-from bridge.leader.step import unreadable
+from bridge.protocol import unreadable
 from bridge.protocol.held_runs import read_held_runs
 from bridge.routing.batch import Batch
 from bridge.routing.errors import LaneConflict

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Consumer
-from bridge.leader.step import unreadable
+from bridge.protocol import unreadable
 from bridge.protocol.agreement import differences
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
 from bridge.protocol.outcome_entries import EntryKind, Notice

@@ -101,7 +101,7 @@ class Reroute:
 
     def _reroute(self, consumer: Consumer, given_up: Mapping[str, GivenUp]) -> ReturnCode:
         lane = self._lane
-        now_ms = self._lane.now_ms()
+        now_ms = lane.clock.server_ms()
         end = given_up.get(consumer.incarnation)
         ran = end.ran if end is not None else None
         tickets: list[Ticket] = sorted(consumer.tickets, key=lambda ticket: ticket.run_fence)
@@ -114,7 +114,7 @@ class Reroute:
         notes = Batch()
         moves: list[tuple[str, str, str, int | None]] = []
         verdicts: dict[Ticket, tuple[int, int, LostAttempt | None, str]] = {}
-        due_ms = dict.fromkeys(tickets, now_ms)
+        due_ms = dict.fromkeys(tickets, lane.clock.settled_ms())
         ids: list[str] = []
         for ticket in tickets:
             ids += [message.id for message in ticket.run]
@@ -165,7 +165,7 @@ class Reroute:
             if ticket.park_reason is None:
                 lane.hold_back(ticket, due_ms[ticket])
         self._after_reroute(tickets, cause)
-        lane.wake(now_ms)
+        lane.wake()
         # They go out at once, before the rest of the look at the leases, which waits for some replies.
         self._steps.advance(Batch())
         logger.warning(

@@ -13,7 +13,13 @@ since the leader learns that it is delayed when it reads it. What was read befor
 at most half of the number; at most half of the bytes (`UNMEASURED` messages before their size is known); and, with an
 age, at most what the lane ends within half of it (`READ_COUNT` messages before that is known). With ``skip`` and an
 age it reads nothing while the oldest message that it has read is older than half of that. This rule is not for
-``park``: one ticket that is retried for long would stop the lane for good.
+``park``: one message that runs for long would stop the lane for good.
+
+A ticket that *stands still* is parked, or waits for the end of a backoff. The lane is not late with it, and it must
+hurt no other ticket. So its messages that were read do not count, up to the limit by number and bytes: beyond that they
+fill the server, as unread ones do. The age of what stands still, or is being retried, is no reason to read nothing.
+Messages of a task that no consumer can run, or whose circuit breaker is open, count: all messages of a lane may be
+such.
 
 The messages of a ticket that are handled stay in their order. Other lanes are not touched. A lane without a limit asks
 for nothing here.
@@ -29,10 +35,10 @@ from typing import TYPE_CHECKING
 from celery.utils.log import get_logger
 from redis.exceptions import ResponseError
 
-from bridge.leader.picture.oldest_undone import oldest_undone
+from bridge.leader.picture.oldest_undone import oldest_behind
 from bridge.leader.stream.reading import READ_COUNT
-from bridge.routing.groups import Group, group_in, pending_summary
-from bridge.routing.ids import LAST_SEQUENCE, id_key, younger_than
+from bridge.routing.groups import Group, group_in
+from bridge.routing.ids import LAST_SEQUENCE, younger_than
 from bridge.routing.transitions import survey
 
 if TYPE_CHECKING:
@@ -62,6 +68,9 @@ class Lag:
         self._lane = lane
         #: Messages that are pending and delayed: nobody is late with them.
         self._delayed = 0
+        #: Messages that were read, of tickets that stand still; and most of them that do not count.
+        self._standing = 0
+        self._most_standing = sys.maxsize
         self._pending = pending
         self._limit = term.settings.max_lag
         #: The oldest unread messages that must be skipped now.
@@ -78,6 +87,8 @@ class Lag:
         #: Most messages that may be pending; None: no limit.
         self._pending_limit = self._most_pending(self._most_undone())
         self._parked = False
+        #: Whether tickets that stand still have more messages than the limit.
+        self._crowded = False
         #: How many were skipped in this term, and how many of them the log has named.
         self._skipped = self._said = 0
         self._say_at = 0.0
@@ -90,7 +101,7 @@ class Lag:
     @property
     def room(self) -> int:
         """How many new entries may be read now."""
-        return sys.maxsize if self._pending_limit is None else self._pending_limit - self._undone_read
+        return sys.maxsize if self._pending_limit is None else self._pending_limit - self._undone_read + self._uncounted
 
     @property
     def open(self) -> bool:
@@ -101,6 +112,11 @@ class Lag:
     def _undone_read(self) -> int:
         """How many messages were read and are undone, without the delayed ones."""
         return self._pending.expected - self._delayed
+
+    @property
+    def _uncounted(self) -> int:
+        """How many of these messages do not count, since their tickets stand still."""
+        return min(self._standing, self._most_standing)
 
     def was_read(self, number: int) -> None:
         """Notes that so many new entries were read, to be handled."""
@@ -117,6 +133,8 @@ class Lag:
         term, keys = self._term, self._term.keys
         self._delayed = int(term.wire.call("ZCARD", keys.delayed))
         self._measure()
+        # A ticket that was parked or retried just now may have some more, until the next look.
+        self._standing = sum(ticket.shelved for ticket in self._lane.parked.values()) + self._lane.resting.messages
         try:
             group = group_in(term.wire.call("XINFO", "GROUPS", keys.stream), keys.group)
         except ResponseError:
@@ -126,10 +144,11 @@ class Lag:
             return
         most = self._most_undone()
         self._pending_limit = self._most_pending(most)
+        self._stand_within(sys.maxsize if most is None else most)
         parks = self._limit.then == "park"
         over = 0 if most is None else self._unread(group, most) - most
         if most is not None and not parks:
-            over += group.pending - self._delayed
+            over += group.pending - self._delayed - self._uncounted
         if self._limit.age is not None:
             over = max(over, self._too_old(group, self._limit.age))
             self._stale = not parks and self._oldest_s() > self._limit.age / 2
@@ -207,15 +226,19 @@ class Lag:
         return len(page)
 
     def _oldest_s(self) -> float:
-        """Age of the oldest message that was read and is not done, in seconds; 0: there is none."""
-        if self._lane.next_due_ms is not None or self._lane.has_late:
-            # The oldest pending one may be delayed, or may have been until now.
-            undone = oldest_undone(self._lane)
-        else:
-            keys = self._term.keys
-            oldest = pending_summary(self._term.wire.call("XPENDING", keys.stream, keys.group)).oldest
-            undone = None if oldest is None else id_key(oldest)
+        """Age of the oldest message that was read and with which the lane is late, in seconds; 0: there is none."""
+        undone = oldest_behind(self._lane)
         return 0.0 if undone is None else (self._term.clock.server_ms() - undone[0]) / 1000
+
+    def _stand_within(self, most: int) -> None:
+        """Sets how many messages of tickets that stand still do not count."""
+        self._most_standing = most
+        beyond = self._standing > most
+        if beyond and not self._crowded:
+            logger.error("tickets that stand still have more messages than bridge_max_lag: those beyond it count")
+        elif self._crowded and not beyond:
+            logger.warning("the messages of tickets that stand still are within bridge_max_lag again")
+        self._crowded = beyond
 
     def _park(self, parked: bool) -> None:
         if parked and not self._parked:

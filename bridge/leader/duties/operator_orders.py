@@ -170,7 +170,7 @@ class OperatorOrders:
         if consumer is None:
             return _nothing_to_do(f"there is no consumer {order.consumer}")
         started = consumer.registration.started if consumer.registration is not None else None
-        batch.drains[consumer.name] = DrainOrder(self._lane.now_ms(), started).text()
+        batch.drains[consumer.name] = DrainOrder(self._lane.clock.server_ms(), started).text()
         consumer.draining = True
         self._queues.empty(consumer, batch)
         return {"ok": True, "in_flight": consumer.messages}
@@ -281,7 +281,7 @@ class OperatorOrders:
         ticket = lane.tickets.get(message.ticket)
         if message.id in lane.in_flight or (ticket is not None and any(m.id == message.id for m in ticket.waiting)):
             return NOT_DEAD
-        if message.options is not None and message.options.has_expired(lane.now_ms()):
+        if message.options is not None and message.options.has_expired(lane.clock.due_ms()):
             return HAS_EXPIRED
         return message
 

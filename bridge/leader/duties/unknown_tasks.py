@@ -21,8 +21,8 @@ from celery.utils.log import get_logger
 
 from bridge.leader.picture.pieces import Ticket
 from bridge.leader.picture.stranded import Waiting
-from bridge.leader.step import unreadable
 from bridge.leader.stream.by_id import message_of
+from bridge.protocol import unreadable
 from bridge.protocol.unserved import Note, UnservedTask, read_note
 from bridge.routing.batch import Batch
 from bridge.routing.ids import place_after
@@ -122,7 +122,7 @@ class UnknownTasks:
 
     def _learn(self) -> tuple[dict[str, int], list[str]]:
         """Updates the known tasks. Returns the tasks to note, with the time, and the tasks to forget."""
-        now_s = self._lane.now_ms() // 1000
+        now_s = self._lane.clock.server_ms() // 1000
         there = self._registrations.known()
         known = {task: now_s for task in there if now_s - self._known.get(task, 0) > NOTED_AGAIN_S}
         kept = there | self._lane.stranded.waiting.keys()
@@ -205,5 +205,4 @@ class UnknownTasks:
             ticket.spilled_from = None
         lane.put_first(ticket, message)
         error = f"{task}: {why}; it waited for {duration(int(self._after_s * 1000))} (bridge_unknown_after)"
-        logger.warning("ticket %r: message %s is dead: %s", ticket.id, id_, error)
         self._settling.give_up(ticket, batch, error, reason=Refused.UNKNOWN_TASK.value)

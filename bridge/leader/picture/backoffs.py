@@ -26,9 +26,9 @@ LATER = 16
 class Resting:
     """The resting tickets of one lane."""
 
-    def __init__(self, window: Window, now_ms: Callable[[], int]) -> None:
+    def __init__(self, window: Window, settled_ms: Callable[[], int]) -> None:
         self._window = window
-        self._now_ms = now_ms
+        self._settled_ms = settled_ms
         #: Id of the oldest message -> ticket.
         self.tickets = window.rested
         #: Ticket -> ids of its next messages. It may have more messages than these.
@@ -36,12 +36,18 @@ class Resting:
         #: Tickets whose backoff is over, in that order.
         self.due: dict[Ticket, None] = {}
 
+    @property
+    def messages(self) -> int:
+        """Known messages of these tickets. A ticket of which some were spilled before has more."""
+        return sum(ticket.waiting_known for ticket in self.tickets.values())
+
     def rests(self, ticket: Ticket) -> bool:
         return self.tickets.get(ticket.front_id) is ticket
 
     def put(self, ticket: Ticket, front_id: str) -> None:
         """Makes ``ticket`` rest. No message of it is in memory; ``front_id`` is the id of its oldest one."""
         ticket.front_id = front_id
+        ticket.waiting_known = 1
         self.tickets[front_id] = ticket
 
     def rest(self, ticket: Ticket) -> None:
@@ -49,10 +55,11 @@ class Resting:
         not due.
         """
         window = self._window
-        if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._now_ms() + NEAR_MS:
+        if ticket.front_id or not ticket.waiting or ticket.due_ms <= self._settled_ms() + NEAR_MS:
             return
         self.put(ticket, window.drop_first(ticket).id)
         if ticket.waiting:
+            ticket.waiting_known += len(ticket.waiting)
             self._later[ticket] = [message.id for message in islice(ticket.waiting, LATER)]
         window.let_go(ticket)
         window.spilled.discard(ticket)
@@ -94,5 +101,6 @@ class Resting:
         later = self._later.setdefault(ticket, [])
         if len(later) < LATER:
             later.append(id_)
+        ticket.waiting_known += 1
         ticket.spilled_from = min(place, ticket.spilled_from or place)
         return True

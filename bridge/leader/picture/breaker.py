@@ -143,7 +143,7 @@ class Breakers:
         logger.error("task %s: %s. Its messages wait, in order; every %g s one is tried", *details)
         lane.stranded.open_circuits.add(task)
         # Even while no message waits: so the circuit is reported and noted for the next leader.
-        lane.stranded.waiting.setdefault(task, Waiting(lane.now_ms()))
+        lane.stranded.waiting.setdefault(task, Waiting(lane.clock.server_ms()))
         for consumer in list(lane.crowded):
             lane.free_ready(consumer)
         lane.queue_again()

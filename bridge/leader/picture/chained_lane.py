@@ -14,6 +14,7 @@ from bridge.leader.picture.lane import Lane
 from bridge.leader.picture.pieces import Consumer, Ticket
 
 if TYPE_CHECKING:
+    from bridge.leader.picture.times import Times
     from bridge.routing.batch import Batch
     from bridge.settings.lane import LaneSettings
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class ChainedLane(Lane):
     """The picture of one lane of a chain. ``defers``: whether other lanes say that a ticket must wait."""
 
-    def __init__(self, settings: LaneSettings, defers: Callable[[str], bool], *, now_ms: Callable[[], int]) -> None:
-        super().__init__(settings, now_ms=now_ms)
+    def __init__(self, settings: LaneSettings, defers: Callable[[str], bool], clock: Times) -> None:
+        super().__init__(settings, clock)
         self._defers = defers
         #: Deferred tickets by id. A ticket may have ended since.
         self.deferred: dict[str, Ticket] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.pieces import STRETCH_FIRST
@@ -11,6 +10,7 @@ from bridge.leader.picture.window import Window
 
 if TYPE_CHECKING:
     from bridge.leader.picture.pieces import Consumer, Ticket
+    from bridge.leader.picture.times import Times
     from bridge.routing.messages import Message
     from bridge.settings.lane import LaneSettings
 
@@ -21,9 +21,11 @@ SUSPECTS_SHARE = 4
 class Flight(Window):
     """The runs in flight, and what each consumer has of them. A base class of `bridge.leader.picture.lane.Lane`."""
 
-    def __init__(self, settings: LaneSettings, now_ms: Callable[[], int]) -> None:
+    def __init__(self, settings: LaneSettings, clock: Times) -> None:
         super().__init__(settings)
-        self.now_ms = now_ms
+        self.clock = clock
+        #: For durations alone.
+        self.now_ms = clock.lane_ms
         #: Id of a message in flight -> its ticket.
         self.in_flight: dict[str, Ticket] = {}
         self.consumers: dict[str, Consumer] = {}

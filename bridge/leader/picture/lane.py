@@ -15,7 +15,6 @@ begun stays first, even when an older message is replayed (`replay`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from bridge.routing.history import What, row
 from bridge.routing.ids import IdKey, Place, id_key, id_text, late_place, member_of
 
 if TYPE_CHECKING:
+    from bridge.leader.picture.times import Times
     from bridge.routing.batch import Batch
     from bridge.routing.message_options import MessageOptions
     from bridge.routing.messages import Message, Refusal
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Lane(TicketRecords):
-    """The picture of one lane. ``now_ms``: Unix time by the leader's clock."""
+    """The picture of one lane."""
 
-    def __init__(self, settings: LaneSettings, *, now_ms: Callable[[], int]) -> None:
-        super().__init__(settings, now_ms)
+    def __init__(self, settings: LaneSettings, clock: Times) -> None:
+        super().__init__(settings, clock)
         #: Whether the history of the lane is kept.
         self._historical = settings.history > 0
         #: Id up to which entries are in the picture. A refill takes no newer ones: they would be handled twice.
@@ -123,7 +123,7 @@ class Lane(TicketRecords):
         if options.hold:
             if (due_ms := self.held_until_ms.get(message.id, options.due_ms)) != options.due_ms:
                 options = message.options = replace(options, due_ms=due_ms)
-            if options.due_ms > self.now_ms():
+            if options.due_ms > self.clock.due_ms():
                 batch.holding += (options.due_ms, member_of(message.id))
             return False
         if not options.due_ms:
@@ -250,11 +250,11 @@ class Lane(TicketRecords):
             pushed_ms = id_key(message.id)[0] or 1
             if options.overtakes:
                 # One that was refused has no such time. From its push on, it goes before all that has not begun.
-                known = 0 < due_ms <= self.now_ms()
+                known = 0 < due_ms <= self.clock.due_ms()
                 options = message.options = replace(options, due_ms=due_ms if known else pushed_ms)
                 batch.late += (options.due_ms, member_of(message.id))
                 self.has_late = True
-            elif options.due_ms > self.now_ms():
+            elif options.due_ms > self.clock.due_ms():
                 options = message.options = replace(options, due_ms=pushed_ms)
                 batch.holding += (options.due_ms, member_of(message.id))
         ticket = self.parked.get(message.ticket)
@@ -289,7 +289,7 @@ class Lane(TicketRecords):
 
     def refuse(self, refusal: Refusal, batch: Batch) -> None:
         """Makes an entry that can never be processed a dead letter at once. Its ticket does not wait for it."""
-        batch.dead.append(dead_letters.refused(refusal, at_ms=self.now_ms()))
+        batch.dead.append(dead_letters.refused(refusal, at_ms=self.clock.server_ms()))
         batch.acknowledged.append(refusal.id)
         # It may have been delayed before its entry was deleted, or the lane's settings were changed.
         batch.over.append(member_of(refusal.id))

@@ -11,6 +11,7 @@ Tickets with replayed or released messages are an exception, because those messa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 def oldest_undone(lane: Lane) -> IdKey | None:
     """The id of the oldest undone message that was read, and is not delayed or late; None: there is none."""
-    oldest: IdKey | None = None
     places = [
         first_id_from(place)
         for ticket in lane.parked.values()
@@ -32,11 +32,27 @@ def oldest_undone(lane: Lane) -> IdKey | None:
         if place is not None
     ]
     places += [place for ticket in lane.older if (place := oldest_of(ticket)) is not None]
-    oldest = min(places, default=None)
-    for ticket in lane.tickets.values():
+    return _oldest_in(lane.tickets.values(), min(places, default=None), oldest_of)
+
+
+def oldest_behind(lane: Lane) -> IdKey | None:
+    """The same without the tickets that stand still by themselves: parked ones, and those that are retried or wait for
+    the end of a backoff. The lane is not late with these.
+    """
+    places = [place for ticket in lane.older if (place := _oldest_behind_of(ticket)) is not None]
+    return _oldest_in(lane.tickets.values(), min(places, default=None), _oldest_behind_of)
+
+
+def _oldest_behind_of(ticket: Ticket) -> IdKey | None:
+    return None if ticket.due_ms or ticket.begun else oldest_of(ticket)
+
+
+def _oldest_in(tickets: Iterable[Ticket], oldest: IdKey | None, of: Callable[[Ticket], IdKey | None]) -> IdKey | None:
+    """The oldest message of ``tickets``, in the order in which these came; or ``oldest``, if that is older."""
+    for ticket in tickets:
         if oldest is not None and ticket.since and id_key(ticket.since) > oldest:
             break
-        place = oldest_of(ticket)
+        place = of(ticket)
         if place is not None and (oldest is None or place < oldest):
             oldest = place
     return oldest

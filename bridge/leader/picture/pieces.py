@@ -148,7 +148,7 @@ class Ticket:
         self.stranded = ""
         #: Id of that message.
         self.stranded_id = ""
-        #: Known number of waiting messages while the ticket is stranded or spilled. There may be more.
+        #: Known number of waiting messages while the ticket is stranded, spilled or rests. There may be more.
         self.waiting_known = 0
 
     @property

@@ -84,10 +84,14 @@ class Planner:
         return self._assignment.room.has_any
 
     def plan(self, batch: Batch, now_ms: int) -> dict[Ticket, int]:
-        """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs."""
+        """Fills the dispatches of ``batch``. Returns the dispatched tickets and the fence offsets of their runs.
+
+        ``now_ms``: the lane's time, for durations.
+        """
         dispatched: dict[Ticket, int] = {}
         lane = self._lane
         lane.begin_step(now_ms)
+        at_ms = lane.clock.due_ms()
         chosen = self._assignment.run()
         if self._chained is not None and chosen:
             admitted = self._chained.admitted(chosen)
@@ -95,10 +99,10 @@ class Planner:
             self._assignment.room.left_some |= admitted != chosen
             chosen = admitted
         for consumer, tickets in chosen.items():
-            self._pack(consumer, tickets, batch, dispatched, now_ms)
+            self._pack(consumer, tickets, batch, dispatched, at_ms)
         self._assignment.sent()
         if lane.suspects:
-            self._isolation.run(now_ms, lambda c, ticket: self._send_alone(c, ticket, batch, dispatched, now_ms))
+            self._isolation.run(now_ms, lambda c, ticket: self._send_alone(c, ticket, batch, dispatched, at_ms))
         return dispatched
 
     def skip(self) -> None:
@@ -110,10 +114,10 @@ class Planner:
         self._assignment.room.left_some = True
 
     def _send_alone(
-        self, consumer: Consumer, ticket: Ticket, batch: Batch, dispatched: dict[Ticket, int], now_ms: int
+        self, consumer: Consumer, ticket: Ticket, batch: Batch, dispatched: dict[Ticket, int], at_ms: int
     ) -> None:
         if self._chained is None or self._chained.admits(ticket):
-            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
+            self._send(consumer, [(ticket, 1)], batch, dispatched, at_ms)
 
     # -- expected cost -----------------------------------------------------------------------------------------------
 
@@ -144,9 +148,9 @@ class Planner:
             and (message.options is None or not message.options.alone)
         )
 
-    def _expired(self, consumer: Consumer, ticket: Ticket, head: Message, batch: Batch, now_ms: int) -> bool:
+    def _expired(self, consumer: Consumer, ticket: Ticket, head: Message, batch: Batch, at_ms: int) -> bool:
         """Whether the oldest message has expired before it began. Then it is a dead letter now."""
-        if head.options is None or not head.options.has_expired(now_ms) or ticket.begun or self._expire is None:
+        if head.options is None or not head.options.has_expired(at_ms) or ticket.begun or self._expire is None:
             return False
         self._expire(ticket, batch)
         # The ticket may have other messages, and the consumer has room. That is for the next step: many may expire.
@@ -157,31 +161,31 @@ class Planner:
     # -- packing into parcels ----------------------------------------------------------------------------------------
 
     def _pack(
-        self, consumer: Consumer, tickets: list[Ticket], batch: Batch, dispatched: dict[Ticket, int], now_ms: int
+        self, consumer: Consumer, tickets: list[Ticket], batch: Batch, dispatched: dict[Ticket, int], at_ms: int
     ) -> None:
         alone: list[Ticket] = []
         mates: list[Ticket] = []
         lane = self._lane
-        fresh = {ticket for ticket in tickets if ticket in lane.fresh_ready} if lane.fresh_ready else None
+        fresh = {ticket for ticket in tickets if ticket in lane.fresh_ready} if lane.fresh_ready else frozenset()
         lane.were_sent(tickets)
         for ticket in tickets:
             ticket.queued = False
             head = ticket.waiting[0]
-            if head.options is not None and self._expired(consumer, ticket, head, batch, now_ms):
+            if head.options is not None and self._expired(consumer, ticket, head, batch, at_ms):
                 continue
             service = lane.service_ms.get(head.task, UNKNOWN_MS)
             # A message that was cut off goes alone: its rollback runs first, and must not delay other messages.
             bundled = consumer.takes_bundles and ticket.lost is None and self._bundled(head, service)
             (mates if bundled else alone).append(ticket)
         for ticket in alone:
-            self._send(consumer, [(ticket, 1)], batch, dispatched, now_ms)
+            self._send(consumer, [(ticket, 1)], batch, dispatched, at_ms, first=ticket in fresh)
         if fresh and mates:
             # In parcels of their own, which the worker runs first: in one, or in one for each slot that is idle.
             first = [(ticket, 1) for ticket in mates if ticket in fresh]
             parcels = min(len(first), max(1, consumer.slots - consumer.parcels))
             for i in range(parcels):
                 for some in _parcels_of(first[i::parcels]):
-                    self._send(consumer, some, batch, dispatched, now_ms, first=True)
+                    self._send(consumer, some, batch, dispatched, at_ms, first=True)
             mates = [ticket for ticket in mates if ticket not in fresh]
         if not mates:
             return
@@ -209,7 +213,7 @@ class Planner:
         parcels = min(len(runs), max(round(total_ms / bundle_ms), min(idle, len(runs)), 1))
         for i in range(parcels):
             for some in _parcels_of(runs[i::parcels]):
-                self._send(consumer, some, batch, dispatched, now_ms)
+                self._send(consumer, some, batch, dispatched, at_ms)
 
     def _run_length(self, ticket: Ticket, consumer: Consumer, wanted: int) -> int:
         room = self._assignment.room
@@ -256,7 +260,7 @@ class Planner:
         runs: Sequence[tuple[Ticket, int]],
         batch: Batch,
         dispatched: dict[Ticket, int],
-        now_ms: int,
+        at_ms: int,
         *,
         first: bool = False,
     ) -> None:
@@ -281,8 +285,8 @@ class Planner:
             offset = batch.fences
             batch.fences += length
             why = (ticket.cause if ticket.nacked else "", ticket.losses, ticket.lost)
-            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, now_ms, *why)
-            ticket.dispatched_ms = now_ms
+            ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, at_ms, *why)
+            ticket.dispatched_ms = at_ms
             to.ids += ids
             to.runs.append((ticket.id, offset, ticket.tail))
             ticket.consumer = consumer

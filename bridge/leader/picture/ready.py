@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from bridge.routing.message_options import HIGHEST_PRIORITY
 from bridge.routing.policies import PolicyName
 
 if TYPE_CHECKING:
+    from bridge.leader.picture.times import Times
     from bridge.routing.message_options import MessageOptions
     from bridge.settings.lane import LaneSettings
 
@@ -45,8 +46,8 @@ def queue_by_turn(ready: deque[Ticket], ticket: Ticket) -> None:
 class Ready(Flight):
     """The queues of tickets that can be dispatched. A base class of `bridge.leader.picture.lane.Lane`."""
 
-    def __init__(self, settings: LaneSettings, now_ms: Callable[[], int]) -> None:
-        super().__init__(settings, now_ms)
+    def __init__(self, settings: LaneSettings, clock: Times) -> None:
+        super().__init__(settings, clock)
         self._pinned = settings.policy is PolicyName.RENDEZVOUS
         #: Consumers whose queue here has tickets. Some of the queues may be empty by now.
         self.crowded: dict[Consumer, None] = {}
@@ -59,6 +60,10 @@ class Ready(Flight):
         self.suspects: deque[Ticket] = deque()
         #: Heap of tickets that wait for the end of a backoff: (due ms, sequence, ticket).
         self.backoffs: list[tuple[int, int, Ticket]] = []
+        #: Tickets that left the heap because of a step of the server's clock: their messages are not due by it.
+        self._too_early: list[Ticket] = []
+        #: The steps of the server's clock that the backoffs here have (ms).
+        self.steps_ms = clock.settled_steps_ms()
         self._backoff_sequence = 0
         #: With more entries than this, those of tickets that do not wait any more are removed.
         self._backoffs_most = OUTDATED
@@ -77,12 +82,13 @@ class Ready(Flight):
         #: The latest turn that was dispatched; and, while kinds take turns, the last turn of each.
         self._served = self._last_late = self._last_fresh = self._last_other = self._turn
         self._take_turns = False
-        #: Tickets that began or ended to wait for a message that is not due. Their records do not say so yet.
+        #: Tickets whose records do not say yet that they began or ended to wait for a message that is not due, or when
+        #: their backoff ends.
         self.unrecorded: dict[Ticket, None] = {}
         #: Tickets whose oldest message no consumer here can run.
         self.stranded = Stranded(self, self.queue_again)
         #: Tickets that wait for the end of a backoff, with no message in memory.
-        self.resting = Resting(self, now_ms)
+        self.resting = Resting(self, clock.settled_ms)
 
     # -- whether the leader reads on -------------------------------------------------------------------------------
 
@@ -327,31 +333,54 @@ class Ready(Flight):
                 if ticket.queued:
                     ticket.turn = turn
 
-    def wake(self, now_ms: int) -> None:
+    def wake(self) -> None:
         """Makes tickets ready whose backoff is over. They go before all others.
 
         Otherwise a backlog would add its length to every backoff. It would also delay the tickets of a lost worker, and
         that delay must be bounded by the lease.
         """
+        if (steps_ms := self.clock.settled_steps_ms()) != self.steps_ms:
+            self._take_step(steps_ms)
+        if not self.backoffs or self.backoffs[0][0] > (now_ms := self.clock.settled_ms()):
+            return
+        due_ms = self.clock.due_ms()
         while self.backoffs and self.backoffs[0][0] <= now_ms:
             due, _, ticket = heapq.heappop(self.backoffs)
             if ticket.due_ms == due:
+                if ticket.holding and due > due_ms:
+                    self._too_early.append(ticket)
+                    continue
                 ticket.due_ms = 0
                 ticket.holding = False
                 if not self.resting.wake(ticket):
                     self.make_ready(ticket, first=True)
 
+    def _take_step(self, steps_ms: int) -> None:
+        """The server's clock was set a lease ago. A backoff goes on for as long as it was to. A message is due at the
+        time that was asked for, by the clock as it is now.
+        """
+        step_ms, self.steps_ms = steps_ms - self.steps_ms, steps_ms
+        waiting = dict.fromkeys(entry[2] for entry in self.backoffs if entry[2].due_ms == entry[0])
+        waiting |= dict.fromkeys(ticket for ticket in self._too_early if ticket.due_ms)
+        self.backoffs, self._too_early = [], []
+        for ticket in waiting:
+            self.hold_back(ticket, ticket.due_ms + (0 if ticket.holding else step_ms))
+
     def _holds(self, ticket: Ticket, due_ms: int) -> bool:
         """Whether ``ticket`` waits for its oldest message, which is due at ``due_ms``."""
-        if ticket.begun or due_ms <= self.now_ms():
+        if ticket.begun or due_ms <= self.clock.due_ms():
             return False
         self.hold_back(ticket, due_ms)
         ticket.holding = True
         self.unrecorded[ticket] = None
         return True
 
+    def back_off(self, ticket: Ticket, delay_ms: int) -> None:
+        """Makes the oldest message of ``ticket`` wait for so long."""
+        self.hold_back(ticket, self.clock.settled_ms() + delay_ms)
+
     def hold_back(self, ticket: Ticket, due_ms: int) -> None:
-        """Makes the oldest message of ``ticket`` wait until ``due_ms``."""
+        """Makes the oldest message of ``ticket`` wait until ``due_ms``, by the server's clock."""
         ticket.due_ms = max(1, due_ms)
         self._backoff_sequence += 1
         heapq.heappush(self.backoffs, (ticket.due_ms, self._backoff_sequence, ticket))

@@ -157,7 +157,7 @@ class Settling:
             # Its attempts and losses must outlive this leader, so the record stays.
             ticket.cause = ticket.cause or "given back"
             # Its consumer may have work of other lanes.
-            lane.hold_back(ticket, lane.now_ms() + (random.randint(0, APART_MS) if ticket.suspect else 0))
+            lane.back_off(ticket, random.randint(0, APART_MS) if ticket.suspect else 0)
         batch.count("returned")
         if ticket.waiting and not ticket.waiting[0].payload and ticket.park_reason is None:
             # Its entry is gone from the stream, and a new leader has no copy of it: it cannot be sent again.
@@ -169,11 +169,10 @@ class Settling:
     def _nacked(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         """The task refused the message, and did not want it charged. It comes again with the same attempt number."""
         lane = self._lane
-        now_ms = lane.now_ms()
         task = ticket.run[0].task
         self.note_run(batch, ticket, What.NACKED, outcome)
         if not ticket.nacked:
-            ticket.nacked_since_ms = now_ms
+            ticket.nacked_since_ms = lane.clock.server_ms()
         ticket.nacked += 1
         why = outcome.error[:CAUSE_CHARS]
         ticket.cause = records.nacked_cause(ticket.nacked, ticket.nacked_since_ms, why)
@@ -189,7 +188,7 @@ class Settling:
             return
         # Without a delay of the task: the wait grows with each refusal, although the attempt does not.
         delay_ms = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(ticket.nacked)
-        lane.hold_back(ticket, now_ms + delay_ms)
+        lane.back_off(ticket, delay_ms)
 
     def _interrupted(self, ticket: Ticket, outcome: Outcome, batch: Batch) -> None:
         """The message was cut off and is not to blame. It comes again at once, with the same attempt number."""
@@ -201,7 +200,7 @@ class Settling:
         ticket.cause = outcome.error[:CAUSE_CHARS]
         self._take_back(ticket, batch)
         # Its attempts and losses must outlive this leader, so the record stays.
-        lane.hold_back(ticket, lane.now_ms())
+        lane.back_off(ticket, 0)
         batch.count("interrupted")
         if not ticket.waiting[0].payload and ticket.park_reason is None:
             self.give_up(ticket, batch, ticket.cause)
@@ -241,7 +240,7 @@ class Settling:
             self._give_up(ticket, batch, outcome, attempts=attempt, consumer=consumer)
             return
         delay = outcome.delay_ms if outcome.delay_ms is not None else self._delay_ms(attempt)
-        lane.hold_back(ticket, lane.now_ms() + delay)
+        lane.back_off(ticket, delay)
         ticket.cause = outcome.error[:CAUSE_CHARS]
         batch.count("retried")
 
@@ -272,7 +271,7 @@ class Settling:
                 error=outcome.error,
                 traceback=outcome.traceback,
                 attempts=attempts,
-                at_ms=lane.now_ms(),
+                at_ms=lane.clock.server_ms(),
                 consumer=consumer,
                 fence=outcome.fence,
             )

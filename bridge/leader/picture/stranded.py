@@ -96,7 +96,7 @@ class Stranded:
         """Strands ``ticket``: no consumer can run its oldest message, which is in memory."""
         lane = self._lane
         message = ticket.waiting[0]
-        now_ms = lane.now_ms()
+        now_ms = lane.clock.server_ms()
         waiting = self.waiting.get(message.task)
         if waiting is None:
             waiting = self.waiting[message.task] = Waiting(now_ms)

@@ -6,7 +6,7 @@ ticket are not in memory. They are pending under a name of their own until the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from bridge.leader.picture.ready import Ready
@@ -17,24 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.leader.picture.pieces import Ticket
+    from bridge.leader.picture.times import Times
     from bridge.routing.batch import Batch
     from bridge.settings.lane import LaneSettings
 
 #: How the record of a ticket that awaits a retry begins.
 AWAITING = f"[{records.AWAITING},"
+#: After so many ms of steps of the server's clock, all backoffs are written again.
+WRITTEN_AGAIN_MS = 1000
+#: Most records that a step writes because of what they do not say yet.
+UNRECORDED_AT_ONCE = 2000
 
 
 class TicketRecords(Ready):
     """The records of tickets, and the parked tickets. A base class of `bridge.leader.picture.lane.Lane`."""
 
-    def __init__(self, settings: LaneSettings, now_ms: Callable[[], int]) -> None:
-        super().__init__(settings, now_ms)
+    def __init__(self, settings: LaneSettings, clock: Times) -> None:
+        super().__init__(settings, clock)
         #: Tickets with a replayed or released message. It may be older than `Ticket.since` says.
         self.older: set[Ticket] = set()
         #: Parked tickets by id. They are not in ``tickets``.
         self.parked: dict[str, Ticket] = {}
         #: Tickets whose record the next batch changes.
         self._touched: dict[Ticket, None] = {}
+        #: The steps of the server's clock that the backoffs in the records have (ms).
+        self._written_steps_ms = self.steps_ms
 
     def touch(self, ticket: Ticket, batch: Batch) -> None:
         """Notes that the batch changes the record of ``ticket``, and which text the record must have until then."""
@@ -44,11 +51,13 @@ class TicketRecords(Ready):
 
     def close(self, batch: Batch, dispatched: set[Ticket]) -> None:
         """Writes the new records of all touched tickets into the batch."""
+        if abs(self.steps_ms - self._written_steps_ms) >= WRITTEN_AGAIN_MS:
+            self._note_steps()
         if self.unrecorded:
-            for ticket in self.unrecorded:
+            for ticket in list(islice(self.unrecorded, UNRECORDED_AT_ONCE)):
+                del self.unrecorded[ticket]
                 if self.tickets.get(ticket.id) is ticket:
                     self.touch(ticket, batch)
-            self.unrecorded.clear()
         for ticket in self._touched:
             if ticket in dispatched:
                 continue
@@ -60,10 +69,10 @@ class TicketRecords(Ready):
                 # Even when it is due and no consumer has room: its attempts and losses must outlive this leader.
                 front = ticket.front_id or ticket.waiting[0].id
                 why = (records.HELD if ticket.holding else ticket.cause, ticket.losses, ticket.lost)
-                tail = records.tail("", "", ticket.attempt, [front], self.now_ms(), *why)
+                tail = records.tail("", "", ticket.attempt, [front], self.clock.server_ms(), *why)
                 ticket.record = records.record(records.AWAITING, tail)
                 batch.records += (ticket.id, ticket.record)
-                batch.retries += (ticket.due_ms or self.now_ms(), ticket.id)
+                batch.retries += (ticket.due_ms or self.clock.settled_ms(), ticket.id)
                 if ticket.begun or ticket.holding:
                     self.resting.rest(ticket)
             else:
@@ -74,11 +83,23 @@ class TicketRecords(Ready):
                 ticket.record = ""
                 self.drop_if_done(ticket)
 
+    def _note_steps(self) -> None:
+        """The server's clock was set, and a new leader goes by it. So all backoffs are written again.
+
+        Also those that are over, of tickets that wait for room: a clock that was set back may say that they go on.
+        """
+        self._written_steps_ms = self.steps_ms
+        for ticket in self.tickets.values():
+            if ticket.record.startswith(AWAITING) and not (ticket.holding or ticket.run):
+                self.unrecorded[ticket] = None
+
     def _close_run(self, ticket: Ticket, batch: Batch) -> None:
         consumer = ticket.consumer
         assert consumer is not None
         ids = [message.id for message in ticket.run]
-        cause = "" if ticket.park_reason is None else records.PARK_AFTER + ticket.park_reason
+        cause = ticket.cause if ticket.nacked else ""
+        if ticket.park_reason is not None:
+            cause = records.PARK_AFTER + ticket.park_reason
         why = (cause, ticket.losses, ticket.lost)
         ticket.tail = records.tail(consumer.name, consumer.incarnation, ticket.attempt, ids, ticket.dispatched_ms, *why)
         ticket.record = records.record(ticket.fence, ticket.tail)
@@ -142,7 +163,7 @@ class TicketRecords(Ready):
             ticket.front_id = ticket.waiting[0].id
         begun = [ticket.front_id] if ticket.front_id else []
         reason = ticket.park_reason or ""
-        tail = records.tail("", "", ticket.attempt, begun, self.now_ms(), reason, ticket.losses, ticket.lost)
+        tail = records.tail("", "", ticket.attempt, begun, self.clock.server_ms(), reason, ticket.losses, ticket.lost)
         ticket.record = records.record(records.PARKED, tail)
         batch.records += (ticket.id, ticket.record)
         self.forget_waiting(ticket)

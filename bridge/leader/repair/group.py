@@ -4,12 +4,13 @@ The pending list is lost, and perhaps the position of the group too. This is sti
 
 - the *floor*: all entries up to it are done or dead;
 - the ticket records of messages that are in flight, await a retry or are parked;
-- the history, which names the messages that were done after the floor;
+- the history, which names the messages that were done or dead after the floor;
+- the dead letters, also where the history is off;
 - the sorted sets of delayed and late messages, which may be older than the floor.
 
-So an entry after the floor is undone unless the history says that it is done or dead. All undone entries become pending
-under the master's name, up to the newest entry that a record or the history names. Later entries were not begun, and
-are read as new ones.
+So an entry after the floor is undone unless the history, or a letter, says that it is done or dead. All undone entries
+become pending under the master's name, up to the newest entry that a record, the history or a letter names. Later
+entries were not begun, and are read as new ones.
 
 If the history does not reach back to the floor, some done messages run again. That is logged.
 
@@ -23,6 +24,7 @@ hand), its pending list says what was read, and the history goes on saying what 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.log import get_logger
@@ -32,7 +34,8 @@ from bridge.leader.stream.pending import NEVER
 from bridge.routing import records
 from bridge.routing.batch import Batch
 from bridge.routing.history import LAST, What, read_entry, rows_in
-from bridge.routing.ids import id_key, id_text, younger_than
+from bridge.routing.ids import can_be_id, id_key, id_text, younger_than
+from bridge.routing.retention import letters
 from bridge.routing.transitions import adopt, advance, last_id, set_read_to, survey
 from bridge.routing.transitions import floor as note_floor
 
@@ -45,6 +48,8 @@ logger = get_logger(__name__)
 PAGE = 1000
 #: Entries of the history in one page: each may have hundreds of rows.
 ENTRIES = 20
+#: Dead letters in one page. The server reads the whole letter, with its payload and traceback.
+LETTERS = 100
 #: Position of a group that is being repaired. A leader that dies half way leaves this position behind.
 HALF_MADE = "0-1"
 
@@ -103,19 +108,36 @@ def _named_in_records(term: Term) -> list[str]:
     while True:
         cursor, flat = term.wire.call("HSCAN", term.keys.tickets, cursor, "COUNT", PAGE)
         for text in flat[1::2]:
-            found += records.parse(text).ids
+            # One that cannot be read is replaced later, when the records are read.
+            with suppress(ValueError):
+                found += records.parse(text).ids
         if cursor == b"0":
             return found
 
 
 def ended_after(term: Term, floor: str) -> tuple[set[str], list[str]]:
-    """The ended and the replayed messages, from `Ends` after it read the history to its end."""
+    """The ended and the replayed messages, from `Ends` after it read the history to its end, and from the letters."""
     ends = Ends(term, floor, whole=True)
     while ends.read_page():
         pass
     if ends.begins_late:
         logger.warning("the history does not reach back to %s: messages done since then may run again", floor)
-    return ends.ended, list(ends.replayed)
+    dead = _dead(term)
+    # Letters outlive a stream that was deleted: those beyond its newest id say nothing about this one.
+    span = id_key(floor), id_key(last_id(term.redis, term.keys.stream))
+    ended = ends.ended | {id_ for id_ in dead if span[0] < id_key(id_) <= span[1]}
+    return ended, [id_ for id_ in ends.replayed if id_ not in dead]
+
+
+def _dead(term: Term) -> set[str]:
+    """The messages that have a dead letter. A replay deletes the letter in its step."""
+    found: set[str] = set()
+    number, last = LETTERS, ""
+    while number == LETTERS:
+        ids, last, number = letters(term.redis, term.keys.dead, last, LETTERS)
+        # A letter may have been written by hand, with any text in place of the id.
+        found.update(id_ for id_ in ids if can_be_id(id_))
+    return found
 
 
 class Ends:

@@ -234,7 +234,7 @@ class ManualChanges:
             if taken := sum(1 for id_ in ids if id_ not in acknowledged):
                 self._say("%d entries in flight were not pending under their consumer: they are again", taken)
             if self._pending.make_pending(consumer, ids) < len(ids):
-                self._deleted.update(ids)
+                self._deleted.update(self._pending.deleted(ids))
         return bool(stray or misplaced)
 
     def _own_acknowledgements(self, ids: list[str]) -> Collection[str]:

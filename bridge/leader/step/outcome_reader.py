@@ -52,7 +52,7 @@ class OutcomeReader:
             except NotUnderstood as exc:
                 self._unknown_entries.skip(last, fields, str(exc), batch, newer=exc.newer)
         following = id_text(key_after(id_key(last)))
-        batch.keep_outcomes_from = self._unknown_entries.keep_from(following, self._lane.now_ms())
+        batch.keep_outcomes_from = self._unknown_entries.keep_from(following, self._lane.clock.server_ms())
         return last
 
     def _take(self, id_: str, fields: Sequence[bytes], batch: Batch) -> None:

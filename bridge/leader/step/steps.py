@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.log import get_logger
+
 from bridge.leader.step.history_cap import HistoryCap
 from bridge.leader.step.outcome_reader import OutcomeReader
 from bridge.protocol.envelope import OPENING, Envelopes
 from bridge.protocol.names import WorkerRequest
 from bridge.protocol.outcome_entries import EntryKind, Notice
 from bridge.routing.batch import Batch, Dispatch
+from bridge.routing.counters import uncounted
 from bridge.routing.ids import id_key
 from bridge.routing.transitions import Advanced, advance
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from bridge.leader.picture.planner import Planner
     from bridge.leader.picture.settling import Settling
     from bridge.leader.step.term import Term
+
+logger = get_logger(__name__)
 
 #: Outcome entries in one read.
 READ_COUNT = 500
@@ -49,6 +54,8 @@ class Steps:
         self.last_outcome = "0-0"
         #: How many messages an entry of the last read had, on average.
         self._outcomes_each = 1.0
+        #: Counters that cannot be counted on from, as the log says.
+        self._uncounted: set[str] = set()
         self.history_cap = HistoryCap(term.settings.history, term.wire, term.keys.history)
 
     def question(self, *options: Any, count: int = READ_COUNT) -> tuple[Any, ...]:
@@ -110,6 +117,10 @@ class Steps:
         done = advance(self._term.redis, self._term.leadership, OPENING, batch)
         self.history_cap.wrote(len(batch.history))
         lane.written(dispatched, done.base)
+        for name, why in done.uncounted:
+            if name not in self._uncounted:
+                self._uncounted.add(name)
+                logger.error("%s", uncounted(self._term.keys.counts, name, why))
         for listener in self.after_write:
             listener(done, batch)
 

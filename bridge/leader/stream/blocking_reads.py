@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -30,16 +31,30 @@ class BlockingReads:
         self._selector: selectors.BaseSelector
         #: Connection -> its socket that the selector polls. A new connection has a new socket.
         self._registered: dict[Wire, Any] = {}
-        self._wake_here, self._wake_there = socket.socketpair()
-        self._wake_here.setblocking(False)
+        # The pair is there only while the loop runs: a process may lead many lanes that sleep.
+        self._wake_here: socket.socket
+        self._wake_there: socket.socket | None = None
+        # Without it, `wake` could send to a file that was closed, and by then is another one. A signal handler may
+        # interrupt the thread that has it.
+        self._wake_lock = threading.RLock()
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        """`wait` may be called within the block."""
+        """`wait` may be called within the block. The first one returns at once: `wake` may have been called before."""
         self._registered.clear()
-        with selectors.DefaultSelector() as self._selector:
-            self._selector.register(self._wake_here, selectors.EVENT_READ)
-            yield
+        here, there = socket.socketpair()
+        with here, there, selectors.DefaultSelector() as self._selector:
+            here.setblocking(False)
+            # While it is full, nothing need be added.
+            there.setblocking(False)
+            self._selector.register(here, selectors.EVENT_READ)
+            self._wake_here, self._wake_there = here, there
+            self.wake()
+            try:
+                yield
+            finally:
+                with self._wake_lock:
+                    self._wake_there = None
 
     def wait(self, timeout_s: float) -> Collection[Any]:
         """Waits until a read has an answer, or `wake` was called. Returns the sockets that have something to read.
@@ -60,16 +75,11 @@ class BlockingReads:
 
     def wake(self) -> None:
         """Ends the wait now, or the next one. Safe in signal handlers and other threads."""
-        with suppress(OSError):
-            self._wake_there.send(b"!")
+        with self._wake_lock, suppress(OSError):
+            if self._wake_there is not None:
+                self._wake_there.send(b"!")
 
-    def rest(self) -> None:
+    def close(self) -> None:
         """Closes the connections. A blocking read of them may be under way."""
         self.entries.close()
         self.outcomes.close()
-
-    def close(self) -> None:
-        """Closes the connections, and the socket of `wake`."""
-        self.rest()
-        self._wake_here.close()
-        self._wake_there.close()

@@ -10,8 +10,8 @@ due at once than a turn moves, or than the lane keeps ready, do some take their 
 Many may be due at one moment. The leader moves them as fast as they are dispatched, and a few in each turn, so that
 the turns are short, and it goes on reading. Their tickets and all others take turns (`bridge.leader.picture.ready`).
 
-For one lease after a step of the server's clock, a message must be due by this machine's clock as well: a clock that
-was set forward by mistake, and is put right soon, makes no message early. A clock that is set back makes messages late.
+For one lease after a step of the server's clock, a message must be due without that step as well
+(`ServerClock.due_ms`). A clock that is set back makes messages late.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.leader.picture.ready import ENOUGH_MESSAGES
-from bridge.leader.stream.delay_sets import due_times
+from bridge.leader.stream.delay_sets import due_times, say_removed
 from bridge.leader.stream.reading import BESIDE_BYTES
 from bridge.routing.delaying import MOST, Moved, move_due
-from bridge.routing.ids import IdKey, Place, id_key, id_of_member, id_text, late_place
+from bridge.routing.ids import IdKey, Place, id_in, id_key, id_text, late_place
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
@@ -103,13 +103,7 @@ class Delayed:
     @property
     def _now_ms(self) -> int:
         """The time by which messages are due."""
-        clock = self._term.clock
-        return clock.server_ms() if self._trusts_server else min(clock.server_ms(), clock.lane_ms())
-
-    @property
-    def _trusts_server(self) -> bool:
-        clock = self._term.clock
-        return clock.now() - clock.stepped_at >= self._term.settings.lease
+        return self._term.clock.due_ms()
 
     def timeout_s(self) -> float | None:
         """In how many seconds the next message is to be moved; None: not by time alone."""
@@ -163,7 +157,7 @@ class Delayed:
     def _move_some(self, count: int, read_to: IdKey, coming: Sequence[int]) -> Moved:
         """Calls the script. ``coming``: times before which a message must be due."""
         term, settings = self._term, self._term.settings
-        limits = [*coming, *([] if self._trusts_server else [term.clock.lane_ms()])]
+        limits = [*coming, *([] if term.clock.is_settled() else [term.clock.settled_ms()])]
         moved = move_due(
             *(term.redis, term.leadership, count, id_text(read_to)),
             before_ms=min(limits, default=None),
@@ -171,6 +165,8 @@ class Delayed:
             limit=settings.max_payload + BESIDE_BYTES,
             names=self._reading.names,
         )
+        if moved.foreign:
+            say_removed(self._keys.delayed, moved.foreign)
         if settings.history:
             self._steps.history_cap.wrote(len(moved.entries))
         return moved
@@ -200,8 +196,8 @@ class Delayed:
                 *("ZRANGEBYSCORE", self._keys.late, start[0], "+inf", "WITHSCORES", "LIMIT", offset, most + 1)
             )
             for member, score in zip(flat[::2], flat[1::2], strict=True):
-                id_ = id_of_member(member.decode())
-                if (place := late_place(int(float(score)), id_)) >= start:
+                # Another one, which somebody wrote by hand, is removed elsewhere (`ids_in`).
+                if (id_ := id_in(member)) is not None and (place := late_place(int(float(score)), id_)) >= start:
                     found.append((place, id_))
             if len(found) > most:
                 return found[:most], found[most][0]

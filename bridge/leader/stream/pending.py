@@ -140,10 +140,15 @@ class PendingList:
             count = self.make_pending(name, page)
             claimed += count
             if count < len(page):
-                for id_ in page:
-                    if id_ not in spared and not self._term.wire.call("XRANGE", self._term.keys.stream, id_, id_):
+                for id_ in self.deleted(page):
+                    if id_ not in spared:
                         self._lane.refuse(Refusal(id_, Refused.TRIMMED, "", ()), batch)
         return claimed
+
+    def deleted(self, ids: Sequence[str]) -> list[str]:
+        """Those of ``ids`` that have no entry in the stream any more."""
+        # One at a time: together they may be large.
+        return [id_ for id_ in ids if not self._term.wire.call("XRANGE", self._term.keys.stream, id_, id_)]
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

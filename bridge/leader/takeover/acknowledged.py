@@ -8,9 +8,10 @@ of its ticket is dispatched.
 
 The history may have no answer: before its oldest row if rows were trimmed, and when it is turned off. Then nothing is
 concluded. In a young lane messages are older than the first row, and none was trimmed: there are as many rows as the
-lane has counted ends. The history has no gaps, because a leader without history deletes it. The end of a message may
-be older than its entry, when a producer chose an id in the future or the server's clock was set back. So an entry
-without an end is looked for in the whole history. If that end was trimmed, the message runs again.
+lane has counted ends. (A counter that holds no number stands for any number of them.) The history has no gaps, because
+a leader without history deletes it. The end of a message may be older than its entry, when a producer chose an id in
+the future or the server's clock was set back. So an entry without an end is looked for in the whole history. If that
+end was trimmed, the message runs again.
 
 A new leader looks in slices, each before it takes in the pending entries of that slice
 (`bridge.leader.takeover.rebuild`). It does other work between the two. So it looks once more after it has read a page.
@@ -27,6 +28,7 @@ from celery.utils.log import get_logger
 
 from bridge.leader.repair.group import Ends
 from bridge.routing.batch import Batch
+from bridge.routing.counters import read_counters
 from bridge.routing.history import COUNTED
 from bridge.routing.ids import id_before, id_key
 from bridge.routing.retention import done
@@ -130,7 +132,7 @@ class Acknowledged:
 class _Counted(NamedTuple):
     """What the lane had counted when the history ended with the entry ``upto``; "": it was empty."""
 
-    counts: Mapping[str, int]
+    counts: Mapping[str, float]
     upto: str
 
 
@@ -146,7 +148,7 @@ def _look_at_history(term: Term, floor: str) -> tuple[_Counted, str | None]:
         ("XREVRANGE", history, "+", "-", "COUNT", 1),
     )
     flat, oldest, newest = term.wire.call_many(commands)
-    counts = {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
+    counts = read_counters(dict(zip(flat[::2], flat[1::2], strict=True)))
     if not oldest:
         # Nothing has ended yet, or the history was off.
         return _Counted(counts, ""), None if any(counts.get(name) for name in COUNTED) else floor

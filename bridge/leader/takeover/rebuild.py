@@ -37,6 +37,7 @@ from bridge.routing.batch import Batch
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.ids import id_before, id_key, id_text, key_after
 from bridge.routing.messages import ticket_of
+from bridge.routing.transitions import floor as note_floor
 from bridge.routing.transitions import last_id
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ class Rebuild:
         deleted = self._delayed.begin(self._group_to)
         self._records.read()
         self._find_first_messages()
+        batch = self._records.replacing
         if deleted:
-            batch = Batch()
             self._delayed.refuse_deleted(deleted, batch)
+        if batch:
             self._steps.advance(batch)
         self._pending.count_again()
         lane = self._lane
@@ -148,6 +150,17 @@ class Rebuild:
             known = self._mend_group(floor.decode(), names)
             self._floor = None if known is None else id_key(known)
         self._group_to = id_key(self._pending.read_to() or "0-0")
+        if floor is None:
+            self._note_first_floor()
+
+    def _note_first_floor(self) -> None:
+        """Nothing was dispatched yet. The group may begin behind older entries, which are none of its messages: a
+        leader that finds no floor later would take them for messages that somebody acknowledged by hand.
+        """
+        oldest = self._wire.call("XPENDING", self._keys.stream, self._keys.group)[1]
+        first = self._group_to if oldest is None else id_key(id_before(id_key(oldest.decode())))
+        if min(first, self._group_to) > (0, 0):
+            note_floor(self._term.redis, self._term.leadership, id_text(min(first, self._group_to)))
 
     def _mend_group(self, floor: str, names: set[str]) -> str | None:
         """Repairs the group, if it must be. Returns the floor; None: it is not known any more."""

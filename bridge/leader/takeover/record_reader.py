@@ -6,16 +6,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery.utils.log import get_logger
+
 from bridge.leader.picture.pieces import Consumer, Parcel, Ticket
 from bridge.leader.stream.by_id import read_messages
 from bridge.leader.stream.pending import PAGE, pairs
+from bridge.protocol.unreadable import SHOWN_CHARS, skip
 from bridge.routing import records
+from bridge.routing.batch import Batch
 from bridge.routing.ids import id_key
+from bridge.routing.text import one_line
 
 if TYPE_CHECKING:
     from bridge.leader.picture.lane import Lane
     from bridge.leader.step.term import Term
     from bridge.leader.stream.pending import PendingList
+
+logger = get_logger(__name__)
 
 
 class RecordReader:
@@ -33,6 +40,8 @@ class RecordReader:
         self.front_ids: set[str] = set()
         #: Id of a resting ticket's oldest message that was not seen in the pending list yet -> its ticket.
         self.unseen: dict[str, Ticket] = {}
+        #: To be written behind `read`: new records of tickets whose records cannot be read.
+        self.replacing = Batch()
 
     def read(self) -> None:
         """Reads all records. Called once."""
@@ -44,13 +53,20 @@ class RecordReader:
             cursor, flat = self._wire.call("HSCAN", self._keys.tickets, cursor, "COUNT", PAGE)
             flying: list[tuple[Ticket, str]] = []
             for name, text in pairs(flat):
-                ticket = Ticket(name.decode())
+                try:
+                    ticket = Ticket(name.decode())
+                except UnicodeDecodeError:
+                    # No message is of such a ticket.
+                    skip(self._keys.tickets, name, text)
+                    continue
                 if ticket.id in lane.tickets or ticket.id in lane.parked:
                     # HSCAN may return a ticket twice.
                     continue
                 lane.tickets[ticket.id] = ticket
-                ticket.record = text.decode()
-                record = records.parse(text)
+                try:
+                    record, ticket.record = records.parse(text), text.decode()
+                except ValueError as exc:
+                    record = self._replace(ticket, text, exc)
                 ticket.attempt = record.attempt
                 ticket.losses, ticket.lost, ticket.cause = record.losses, record.lost, record.cause
                 ticket.nacked, ticket.nacked_since_ms = records.nacks_in(record.cause)
@@ -78,6 +94,25 @@ class RecordReader:
             if cursor == b"0":
                 break
         self._find_parked_from()
+
+    def _replace(self, ticket: Ticket, text: bytes, exc: ValueError) -> records.Record:
+        """The record of a parked ticket, in place of ``text``, which cannot be read: nobody knows what of it runs, and
+        which attempt is the next. It goes on when an operator releases it.
+        """
+        shown = one_line(text.decode(errors="replace"), SHOWN_CHARS)
+        logger.error(
+            "the field %r of the key %s cannot be read (%s): %r; nobody knows what of this ticket runs, so it is "
+            "parked: release it when no consumer runs a message of it",
+            *(ticket.id, self._keys.tickets, exc, shown),
+        )
+        tail = records.tail("", "", 1, [], self._lane.clock.server_ms(), f"its record could not be read: {shown}")
+        ticket.record = records.record(records.PARKED, tail)
+        batch = self.replacing
+        batch.expected[ticket.id] = text
+        batch.records += (ticket.id, ticket.record)
+        batch.due.append(ticket.id)
+        batch.count("parked")
+        return records.parse(ticket.record)
 
     def _put_aside(self, ticket: Ticket, record: records.Record, owners: dict[str, int]) -> None:
         lane = self._lane

@@ -37,12 +37,17 @@ def wait_s(shared: SharedPage, lease_s: float) -> float:
     if left > 0:
         # Sleep does not count the time while the machine is suspended. So it never sleeps for the whole rest.
         return min(left, lease_s / 2)
+    if shared.is_left:
+        return lease_s / 2
     # The deadline has passed. A lease that is renewed late may end again soon, so look often.
     return max(0.02, lease_s * MARGIN / 2)
 
 
 def watch_own_deadline(shared: SharedPage, lease_s: float) -> None:
-    """Starts the thread by which a pool child kills itself when it runs a message past the deadline."""
+    """Starts the thread by which a pool child kills itself when it runs a message past the deadline.
+
+    It ends when the worker has left the lane.
+    """
 
     def watch() -> None:
         own = os.getpid()
@@ -50,5 +55,7 @@ def watch_own_deadline(shared: SharedPage, lease_s: float) -> None:
             time.sleep(wait_s(shared, lease_s))
             if shared.left_s <= 0 and any(row.pid == own for row in shared.overdue()):
                 os.kill(own, signal.SIGKILL)
+            if shared.is_left:
+                return
 
     threading.Thread(target=watch, name="bridge-deadline", daemon=True).start()

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
+from weakref import finalize
 
 from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
@@ -39,7 +41,7 @@ EVERYTHING = 2**63 - 1
 # Words of the page, 8 bytes each.
 _DEADLINE, _RECALLED, _INCARNATION_NUMBER, _USED, _MAIN_PID, _MAIN_START, _REVOKED, _ENDS_NOW = range(8)
 _INCARNATION = slice(64, 64 + INCARNATION_CHARS)  # bytes
-_SERVER_AHEAD = 12
+_SERVER_AHEAD, _LEFT = 12, 13
 _FIRST_ROW = 16
 _ROW = 5
 _PID, _START, _FENCE, _ROW_INCARNATION_NUMBER, _ASKED = range(_ROW)
@@ -78,6 +80,8 @@ class SharedPage:
         self._revoked: set[bytes] = set()
         self._revoked_seen = 0
         if fd is None:
+            # A program may start and stop many workers.
+            finalize(self, os.close, self.fd).atexit = False
             self._numbers[_MAIN_START] = start_time(self._pid)
             self._numbers[_MAIN_PID] = self._pid
 
@@ -104,6 +108,15 @@ class SharedPage:
     def end(self) -> None:
         """The lease is over, or given up: nothing may start."""
         self._numbers[_DEADLINE] = 0
+
+    def leave(self) -> None:
+        """The worker has left the lane: no lease begins any more."""
+        self._numbers[_LEFT] = 1
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the worker has left the lane for good."""
+        return bool(self._numbers[_LEFT])
 
     def learn_server_time(self, server_ms: float) -> None:
         """The server just said that its time is ``server_ms`` (Unix ms)."""
@@ -156,10 +169,15 @@ class SharedPage:
 
     # -- what an operator revoked ----------------------------------------------------------------------------------
 
-    def revoke(self, ids: Iterable[str]) -> None:
-        """Notes that the messages ``ids`` must not start. Only the main process calls this."""
+    def revoke(self, ids: Iterable[Any]) -> None:
+        """Notes that the messages ``ids`` must not start. Only the main process calls this.
+
+        Celery takes anything as an id, and keeps it over a restart. One that is no text is the id of no message.
+        """
         self._learn_revoked()
         for id_ in ids:
+            if not isinstance(id_, str):
+                continue
             digest = _digest(id_)
             if digest not in self._revoked:
                 count = self._numbers[_REVOKED]
@@ -328,7 +346,7 @@ def _padded(incarnation: str) -> bytes:
 
 
 def _digest(id_: str) -> bytes:
-    return blake2b(id_.encode(), digest_size=_DIGEST).digest()
+    return blake2b(id_.encode(errors="surrogatepass"), digest_size=_DIGEST).digest()
 
 
 def _memory_file() -> int:

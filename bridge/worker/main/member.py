@@ -112,14 +112,14 @@ class Member:
             first = base + offset
             took = self.holdings.take(ticket, first, first + length - 1, bool(doubt))
             if took is Taking.FORGOTTEN:
-                logger.warning("fence %d of ticket %s came before, and is not here any more: given back", first, ticket)
+                logger.warning("fence %d of ticket %r came before, and is not here any more: given back", first, ticket)
                 # A run that is sent again travels alone. If it had an outcome, that comes first in the stream.
                 incarnation = self.shared.incarnation
                 self.write(incarnation, returned({"headers": headers, "body": body}, incarnation))
                 return False
             if took is Taking.REFUSED:
                 logger.warning(
-                    "refused fence %d of ticket %s: it came twice, or is not the newest", base + offset, ticket
+                    "refused fence %d of ticket %r: it came twice, or is not the newest", base + offset, ticket
                 )
                 # A Celery message is taken whole or not at all. The leader will send its other runs again.
                 for taken in runs[:i]:

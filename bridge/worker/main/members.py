@@ -141,4 +141,5 @@ class Members:
 
 def _leave(member: Member) -> None:
     member.begin_shutdown()
-    member.stop()
+    if member.stop():
+        member.shared.leave()

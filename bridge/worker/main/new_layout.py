@@ -158,7 +158,7 @@ def start_again() -> None:
         if "CELERY_WORKDIR" in os.environ:
             os.environ["CELERY_WORKDIR"] = _FOLDER
         os.environ[STARTED_AGAIN] = str(os.getpid())
-        words = command_line(sys.orig_argv[1:], _FOLDER, is_root=os.geteuid() == 0)
+        words = command_line(with_script(sys.orig_argv[1:]), _FOLDER, is_root=os.geteuid() == 0)
         os.execv(sys.executable, [sys.executable, *words])  # noqa: S606
 
 
@@ -167,6 +167,16 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+
+
+def with_script(words: Sequence[str]) -> list[str]:
+    """``words`` with the whole path of this process's script: Celery has left the folder that it was relative to."""
+    found = list(words)
+    script, file = sys.argv[0], getattr(sys.modules["__main__"], "__file__", None)
+    # A program in a folder or in an archive has a file within it.
+    if script in found and file is not None and Path(script).name == Path(file).name:
+        found[found.index(script)] = str(Path(file).absolute())
+    return found
 
 
 def command_line(words: Sequence[str], folder: str, *, is_root: bool) -> list[str]:

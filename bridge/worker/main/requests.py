@@ -27,7 +27,7 @@ from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import WorkerLostError
 from celery import signals
 from celery.app.task import Context
-from celery.exceptions import Ignore, Terminated, TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Terminated, TimeLimitExceeded
 from celery.platforms import signals as os_signals
 from celery.utils.log import get_logger
 from celery.worker.state import task_ready
@@ -36,11 +36,11 @@ from bridge.app.results import result_in
 from bridge.protocol.headers import first_fence, heads_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcomes import Kind, Outcome
-from bridge.routing.text import error_text
+from bridge.routing.text import error_text, safe_repr
 from bridge.worker.main.bundle_events import send_gathered
 from bridge.worker.pool.calls import cut_off_in
 from bridge.worker.pool.celery_reports import CeleryReport
-from bridge.worker.pool.delivery import EXPIRED, RevokedHere
+from bridge.worker.pool.delivery import EXPIRED, SHOWN_CHARS, RevokedHere
 from bridge.worker.pool.exceptions import stand_in
 
 if TYPE_CHECKING:
@@ -282,6 +282,14 @@ class BridgeRequest(_Base):
                     # The pool process has written the outcome.
                     self._outcomes_reported = True
                     return self._announce_revoked(exc.why, False, None, exc.why == EXPIRED)
+                if isinstance(exc, Reject):
+                    # The pool process has stored the result. From 5.7 on, Celery would store one more here: `Reject`
+                    # itself, and under the id alone, which may be the result of another lane.
+                    task_ready(self)
+                    if not exc.requeue:
+                        shown = safe_repr(exc, SHOWN_CHARS)
+                        self.send_event("task-failed", exception=shown, traceback=str(exc_info.traceback))
+                    return None
                 return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
             finally:
                 if not self._waits_for_end:

@@ -100,8 +100,7 @@ def check_lane_server(app: Celery) -> None:
 
 def _join(app: Celery, redis: Redis) -> None:
     read_layouts(app, redis, lenient=True)
-    for lane in served_lanes(app):
-        refuse_other(redis, app, lane.settings)
+    refuse_other(redis, app, *(lane.settings for lane in served_lanes(app)))
     store_layout(app, redis)
     for lane in served_lanes(app):
         arrive(redis, app, lane.settings, lane.in_layout)

@@ -41,7 +41,7 @@ from bridge.app.handling import has_expired, retry_delay_ms
 from bridge.app.refusing import Rejected
 from bridge.app.results import result_in
 from bridge.app.state_home import versions_of
-from bridge.consumer.writer import has_no_file_descriptor
+from bridge.link.outage import has_no_file_descriptor
 from bridge.protocol.headers import OwnRules, first_head, lost_of, own_rules
 from bridge.protocol.names import HEADER_BASE, HEADER_INCARNATION
 from bridge.protocol.outcome_limits import ERROR_CHARS
@@ -205,7 +205,7 @@ class Execution:
         delivery.service_ms = (time.perf_counter() - started) * 1000
         if context.taken_over:
             why = one_line(safe_str(unwrapped(traced[0])), WHY_CHARS)
-            logger.warning("ticket %s: message %s comes again: %s", delivery.ticket, delivery.message_id, why)
+            logger.warning("ticket %r: message %s comes again: %s", delivery.ticket, delivery.message_id, why)
             return delivery.outcome(Kind.INTERRUPTED, why), ignored(why)
         return self._end(delivery, context, traced)
 
@@ -254,7 +254,7 @@ class Execution:
         if decided is not None and getattr(info, "retval", info) is not decided:
             late = unwrapped(result)
             error = one_line(error_text(late), WHY_CHARS)
-            text = "ticket %s: message %s: an error behind the task does not change how it ended: %s"
+            text = "ticket %r: message %s: an error behind the task does not change how it ended: %s"
             logger.error(text, delivery.ticket, delivery.message_id, error)
             if context.dropped is not None:
                 return self._dropped(delivery, context.dropped), (0, repr(None), runtime or 0.0)
@@ -285,7 +285,7 @@ class Execution:
         except Exception as late:
             # The outcome counts, with and without a result.
             error = one_line(error_text(late), WHY_CHARS)
-            logger.warning("ticket %s: the result of %s is not stored: %s", delivery.ticket, delivery.message_id, error)
+            logger.warning("ticket %r: the result of %s is not stored: %s", delivery.ticket, delivery.message_id, error)
 
     def _max_attempts(self, task: Any, own: OwnRules | None) -> int:
         if own is not None and own.max_attempts is not None:
@@ -294,7 +294,7 @@ class Execution:
 
     def _dropped(self, delivery: Delivery, drop: Drop) -> Outcome:
         reason = one_line(drop.reason, WHY_CHARS)
-        logger.info("ticket %s: message %s was dropped: %s", delivery.ticket, delivery.message_id, reason)
+        logger.info("ticket %r: message %s was dropped: %s", delivery.ticket, delivery.message_id, reason)
         return delivery.outcome(Kind.DROPPED, reason)
 
     def _give_state(self, delivery: Delivery, context: TicketContext, incarnation: str) -> None:

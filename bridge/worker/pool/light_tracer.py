@@ -6,8 +6,8 @@ body alone. A result for Celery's own Redis backend is stored later, with those 
 (`bridge.worker.pool.results`).
 
 Only a success ends here. Any other end of the body (an exception, a callback that it asked for) goes through Celery's
-tracer, which calls the task again: `bridge.app.handling.enter` then raises or returns what the body did. So all paths
-but one are Celery's own code, in every version.
+tracer, which calls the task again: `bridge.app.handling.entry_of` then raises or returns what the body did. So all
+paths but one are Celery's own code, in every version.
 
 `LightTracer` first looks at the tracer that Celery would use. A library may have replaced or wrapped that tracer, as
 Sentry and New Relic do, and a later version of Celery may do more in it. In both cases Celery's tracer is used.
@@ -36,7 +36,7 @@ from celery.utils.saferepr import saferepr
 from celery.utils.threads import _LocalStack, release_local
 from kombu.utils.encoding import safe_repr
 
-from bridge.app.handling import enter, handled
+from bridge.app.handling import handled
 from bridge.worker.pool.results import is_known, store, unstored
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def is_light(task: Any) -> bool:
         and _is_bases(built.get("loader_cleanup"), BaseLoader.on_process_cleanup)
         and (bool(task.ignore_result) or (not task.track_started and is_known(task.backend)))
         # A `__call__` of the task itself, or of its classes, must be called.
-        and type(task).__call__ is enter
+        and type(task).__call__ is type(task)._bridge_entry
         and task._bridge_calls_run
         and "__call__" not in vars(task)
         and type(task.request_stack) is type(_task_stack) is _LocalStack

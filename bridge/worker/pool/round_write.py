@@ -99,7 +99,7 @@ class RoundWrite:
         for (context, outcome, _), (code, problem) in zip(self._with_effects, codes, strict=True):
             fence = outcome.fence
             if code is ReturnCode.STALE:
-                logger.warning("ticket %s: fence %d is stale, its effects were refused", context.id, fence)
+                logger.warning("ticket %r: fence %d is stale, its effects were refused", context.id, fence)
                 self._refused[fence] = ignored("the effects came under a stale fence")
             elif code is ReturnCode.ERR:
                 exc = PayloadError(f"the effects cannot be applied: {problem}")

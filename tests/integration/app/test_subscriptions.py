@@ -250,6 +250,32 @@ def test_messages_that_became_too_old_unread_are_skipped(lanes: Subscriptions) -
     assert lanes.log("search", "T") == [0, newest]
 
 
+@pytest.mark.parametrize("stands", ["retried", "parked"])
+@pytest.mark.parametrize("limit", [{"count": 40}, {"count": 40, "then": "park"}, {"age": 2}], ids=str)
+def test_a_ticket_that_stands_still_keeps_no_other_from_being_read(
+    lanes: Subscriptions, limit: dict[str, Any], stands: str
+) -> None:
+    conf = limited(**limit)
+    lanes.worker("w1", SUBSCRIBERS_CONF=conf)
+    lanes.master("m1", SUBSCRIBERS_CONF=conf)
+    # Given a ticket that stands still, with more messages than may be read ahead, or with older ones
+    if stands == "parked":
+        parked = lanes.bridge("ticket", "park", "S", "-s", "search", SUBSCRIBERS_CONF=conf)
+        assert parked.returncode == 0, parked.stderr
+    for n in range(31):
+        lanes.push("S", n, kind="created", search={"fail": 9})
+    wait_until(
+        lambda: lanes.redis.xpending("ticket_stream", "search")["pending"] == 31, description="what stands still"
+    )
+    wait_until(lambda: "age" not in limit or lanes.oldest_s("search") > 4, description="its age")
+    # Then all others are handled
+    for n in range(30):
+        lanes.push(f"T{n}", n, kind="created")
+    lanes.wait(search=30)
+    assert lanes.count("search", "skipped") == 0
+    assert lanes.log("search", "S") == []
+
+
 @pytest.mark.parametrize(("limit", "skipped"), [({"bytes": 200_000}, 900), ({"age": 2}, 400)], ids=str)
 def test_of_a_flood_little_is_read_ahead(lanes: Subscriptions, limit: dict[str, Any], skipped: int) -> None:
     conf = limited(**limit)

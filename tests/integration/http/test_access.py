@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def tokens_in(folder: Path) -> Path:
         {"name": "producer", "verbs": ["push"]},
         {"name": "reader", "verbs": ["read"]},
         {"name": "billing", "verbs": ["push"], "subscriptions": ["billing"]},
+        {"name": "insider", "verbs": ["*"], "subscriptions": ["billing"]},
+        {"name": "stranger", "verbs": ["*"], "subscriptions": ["nosuch"]},
         {
             "name": "hashed",
             "token": None,
@@ -77,6 +80,64 @@ def test_a_token_allows_its_verbs_and_its_subscriptions_and_no_others(port: Port
     assert push(port, "reader") == 403
     assert push(port, "nobody") == 401
     assert push(port, None) == 401
+
+
+def register(subscription: str | None) -> tuple[str, str, Any]:
+    return ("POST", "/api/consumers/register", {"name": "h1", "concurrency": 1, "subscription": subscription})
+
+
+def view(name: str, subscription: str | None) -> tuple[str, str, Any]:
+    return ("GET", f"/api/{name}" + ("" if subscription is None else f"?subscription={subscription}"), None)
+
+
+CALLS: dict[str, Callable[[str | None], tuple[str, str, Any]]] = {
+    "a push for an unknown task": lambda _wanted: ("POST", "/api/messages", {"ticket_id": "T", "task": "shop.unknown"}),
+    "a push for a task of another subscription": lambda _wanted: (
+        *("POST", "/api/messages"),
+        {"ticket_id": "T", "task": "shop.other"},
+    ),
+    "a registration": register,
+    **{name: partial(view, name) for name in ("status", "pending", "delayed", "dead-letters", "tickets/T")},
+}
+
+
+@pytest.mark.parametrize("wanted", [None, "nosuch", "billing"])
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("name", ["insider", "stranger"])
+def test_no_answer_names_a_subscription_that_the_token_may_not_use(
+    port: Port, name: str, what: str, wanted: str | None
+) -> None:
+    port.token = secret_of(name)
+    answer = port.call(*CALLS[what](wanted))
+    assert "stock" not in json.dumps(answer.body)
+    if name == "stranger" and wanted != "billing":
+        assert "billing" not in json.dumps(answer.body)
+    if what.startswith("a push"):
+        assert answer.status == 403
+    elif wanted is None:
+        assert answer.status == (200 if what == "status" else 400)
+    elif name == "insider":
+        assert answer.status == 403 if wanted == "nosuch" else answer.status in (200, 404)
+    else:
+        assert answer.status == 404 if wanted == "nosuch" else answer.status == 403
+
+
+def test_an_answer_does_not_name_the_only_subscription_either(valkey: EmbeddedServer, tmp_path: Path) -> None:
+    app = app_of(valkey.url, bridge_default_task=None, bridge_subscriptions={"stock": {"task": "shop.other"}})
+    with port_of(app, tokens=tokens_in(tmp_path)) as port:
+        port.token = secret_of("stranger")
+        for call in (register(None), view("pending", None)):
+            answer = port.call(*call)
+            assert (answer.status, "stock" in json.dumps(answer.body)) == (403, False)
+    app.bridge.client.close()
+
+
+@pytest.mark.parametrize("wanted", [None, "nosuch"])
+def test_a_token_for_all_subscriptions_is_told_their_names(port: Port, wanted: str | None) -> None:
+    port.token = secret_of("hashed")
+    for method, path, body in (register(wanted), view("pending", wanted)):
+        answer = port.call(method, path, body)
+        assert (answer.status, "billing, stock" in answer.body["detail"]) == (404 if wanted else 400, True)
 
 
 def test_without_a_token_only_health_and_the_description_answer(port: Port) -> None:

@@ -329,6 +329,34 @@ def test_a_message_that_is_acknowledged_in_the_stream_before_its_receive_comes_a
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("takes_the_name", [False, True], ids=["nobody else", "another one"])
+def test_a_consumer_whose_registration_was_deleted_is_refused_and_registers_again(
+    short: HttpLane, takes_the_name: bool
+) -> None:
+    # Given a consumer with a message, and no registration of it, as after a command by hand
+    lane = short
+    first = lane.consumer("h1")
+    id_ = lane.push("T1", {"n": 0})
+    message = first.one()
+    lane.redis.hdel(lane.keys.consumers, "h1")
+    later = replace(first)
+    if takes_the_name:
+        later.register()
+    # Then it is told so, and what it had comes again when its lease is over
+    assert first.heartbeat().status == 410
+    assert lane.redis.exists(lane.keys.lease(first.incarnation))
+    if not takes_the_name:
+        later.register()
+    with later.beating():
+        again = later.one()
+        assert (again["message_id"], again["fence"] > message["fence"]) == (id_, True)
+        assert not lane.redis.exists(lane.keys.lease(first.incarnation))
+        assert first.acknowledge(message).status == 410
+        assert later.acknowledge(again).status == 200
+        lane.wait_done(1)
+        lane.assert_at_rest()
+
+
 def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpLane) -> None:
     consumer = lane.consumer("h1")
     with consumer.beating():
@@ -346,6 +374,36 @@ def test_a_drained_consumer_gets_nothing_new_and_is_told_to_be_quiet(lane: HttpL
         for _ in range(2):
             assert consumer.acknowledge(consumer.one()).status == 200
         lane.wait_done(3)
+        lane.assert_at_rest()
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_an_order_to_drain_holds_when_the_consumer_registers_again_and_ends_when_it_leaves(
+    short: HttpLane, is_forgotten: bool
+) -> None:
+    lane = short
+    consumer = lane.consumer("h1")
+    order(lane, "drain", "h1")
+    # It renews its lease no more, and registers again as soon as it can, or when the leader has forgotten it
+    if is_forgotten:
+        wait_until(lambda: not lane.redis.hexists(lane.keys.consumers, "h1"), description="it to be forgotten")
+    consumer.register()
+    assert consumer.heartbeat().body["wants"] == "quiet"
+    with consumer.beating():
+        other = lane.consumer("h2")
+        lane.push("T1", {"n": 0})
+        assert other.acknowledge(other.one()).status == 200
+        assert other.leave().status == 200
+        # The leader has looked at the registrations by now, and goes on to drain it
+        lane.push("T1", {"n": 1})
+        assert consumer.next(1, 0.5) == []
+        assert consumer.heartbeat().body["wants"] == "quiet"
+    assert consumer.leave().status == 200
+    consumer.register()
+    with consumer.beating():
+        assert consumer.heartbeat().body["wants"] == "go on"
+        assert consumer.acknowledge(consumer.one()).status == 200
+        lane.wait_done(2)
         lane.assert_at_rest()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.http.application import describe
+from bridge.http.problems import MEANINGS
 from bridge.stack.ports import HOST, free_port
 from bridge.testing.nodes.node import NodeYard
 from tests.integration.http.http_port import secret_of, token_file
@@ -93,3 +94,10 @@ def test_every_answer_of_the_framework_is_described() -> None:
 def test_without_tokens_the_description_asks_for_none() -> None:
     assert "security" not in json.dumps(describe(is_open=True).openapi())
     assert "securitySchemes" in describe().openapi()["components"]
+
+
+def test_every_status_that_the_page_explains_is_one_of_some_route() -> None:
+    paths = describe().openapi()["paths"]
+    said = {int(status) for path in paths.values() for operation in path.values() for status in operation["responses"]}
+    # No route has it: the path has other methods.
+    assert {*MEANINGS} == {status for status in said if status >= 400} | {405}

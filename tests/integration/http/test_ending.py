@@ -197,6 +197,22 @@ def test_it_speaks_tls(valkey: EmbeddedServer, certificate: Certificate, authori
     app.bridge.client.close()
 
 
+def test_a_process_that_is_started_again_has_the_certificate_that_its_master_read(
+    nodes: NodeYard, certificate: Certificate, authority: trustme.CA
+) -> None:
+    port = Port(free_port())
+    files = ("--http-cert", str(certificate.cert), "--http-key", str(certificate.key))
+    master = nodes.master("m1", app=APP, arguments=("--http", f"{HOST}:{port.number}", *files), ready_text="leading")
+    family = wait_until(lambda: port_processes(master), description="the processes of the port")
+    assert family is not None
+    # As in the middle of a renewal
+    certificate.cert.unlink()
+    family.serving.kill()
+    # What a client sends meanwhile waits in the backlog of the socket.
+    assert answer_over_tls(port, authority).startswith(b"HTTP/1.1 200 ")
+    assert "Traceback" not in master.logs()
+
+
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"])
 def test_a_handshake_that_does_not_end_is_cut_off(
     valkey: EmbeddedServer, certificate: Certificate, monkeypatch: pytest.MonkeyPatch, begun: bytes
@@ -240,7 +256,7 @@ def test_a_certificate_that_does_not_fit_its_key_is_one_line(tmp_path: Path, aut
     authority.issue_cert(HOST).private_key_pem.write_to_path(key)
     for certificate in (Certificate(chain, key), Certificate(key, chain), Certificate(chain)):
         with pytest.raises(ConfigurationError, match="not a certificate and its key"):
-            certificate.check()
+            certificate.load()
 
 
 def test_sighup_reads_the_tokens_again_and_ends_nothing(nodes: NodeYard, tmp_path: Path) -> None:

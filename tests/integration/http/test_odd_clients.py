@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import wait_until
 from tests.integration.http.http_port import Port, app_of, port_of, secret_of, token_file
@@ -187,6 +189,25 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(valkey
             assert [error["where"] for error in answer.body["errors"]] == ["query.nobody"], path
         with valkey.client() as client:
             assert client.dbsize() == 0
+    app.bridge.client.close()
+
+
+@pytest.mark.parametrize("bad", ["%FF", "a%C3", "%ED%A0%80", "%C0%80b"])
+def test_what_is_not_utf_8_is_refused_by_every_route(valkey: EmbeddedServer, bad: str) -> None:
+    # Else each of them would be the ticket, or the consumer, with the name U+FFFD
+    app = app_of(valkey.url)
+    app.tasks["shop.apply"].push("\ufffd", {"secret": 1})
+    with port_of(app) as port:
+        paths = port.get("/api/openapi.json").body["paths"]
+        asked = [(m, path) for path, operations in paths.items() for m in operations if path != "/api/health"]
+        assert len([path for _, path in asked if "{" in path]) >= 4
+        for method, path in asked:
+            answer = port.call(method.upper(), re.sub(r"{\w+}", "x", path) + f"?ticket={bad}", {})
+            assert (answer.status, answer.body["detail"]) == (400, "query: it must be percent-encoded UTF-8"), path
+            if "{" in path:
+                answer = port.call(method.upper(), re.sub(r"{\w+}", bad, path), {})
+                assert (answer.status, answer.body["detail"]) == (400, "path: it must be percent-encoded UTF-8"), path
+        assert port.get("/api/pending?ticket=%ef%bf%bd").status == 200
     app.bridge.client.close()
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.http import serving
+from bridge.http.wakes import Wakes
 from bridge.routing.keys import LaneKeys
 from bridge.routing.records import record, tail
 from bridge.stack.embedded import EmbeddedServer
+from bridge.testing.waiting import wait_until
 from tests.integration.http.http_port import app_of, port_of, secret_of, token_file
 
 KEYS = LaneKeys("ticket_stream", "concurrency_stream_group")
@@ -73,6 +76,30 @@ def test_a_receive_and_an_acknowledgement_of_32_messages_are_one_call_each(
         assert calls().get("cmdstat_get", 0) == before.get("cmdstat_get", 0)
         [(_, fields)] = [entry for entry in redis.xrange(KEYS.outcomes) if b"o" in entry[1]]
         assert len(json.loads(fields[b"o"])) == 32
+
+
+def test_a_receive_that_a_later_one_ends_says_what_is_left_of_the_lease_by_then(
+    valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It looks at the lease when it begins to wait, and when it ends
+    monkeypatch.setattr(Wakes, "look_again_s", lambda *_: 60.0)
+    redis: Any = valkey.client()
+    with port_of(app_of(valkey.url)) as port, ThreadPoolExecutor(1) as pool:
+        life = port.post("/api/consumers/register", {"name": "h1", "concurrency": 1}).body["incarnation"]
+        path = f"/api/messages/next?consumer=h1&incarnation={life}"
+        assert port.get(path).body["messages"] == []
+
+        def looks() -> int:
+            return int(redis.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        before = looks()
+        earlier = pool.submit(port.get, f"{path}&wait=60")
+        wait_until(lambda: looks() == before + 2, description="the first receive to wait")
+        redis.pexpire(KEYS.lease(life), 1500)
+        assert port.get(f"{path}&wait=0.01").status == 200
+        answer = earlier.result(20)
+        assert (answer.status, answer.body["messages"]) == (200, [])
+        assert 0 < answer.body["lease_ms"] <= 1500
 
 
 def test_a_token_is_for_the_consumers_of_its_subscription(valkey: EmbeddedServer, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_status_names_an_older_version_that_the_app_does_not_name_any_more(v
         ("/api/pending?idle=-1", 400),
         ("/api/pending?state=lost", 400),
         ("/api/pending?subscription=other", 404),
-        ("/api/pending?ticket=%00%ff", 200),
+        ("/api/pending?ticket=%00%c3%bf", 200),
     ],
 )
 def test_what_cannot_be_read_is_said(port: Port, path: str, status: int) -> None:

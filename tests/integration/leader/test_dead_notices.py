@@ -49,6 +49,10 @@ class Receiver:
     def __init__(self, *, away: bool = False) -> None:
         """``away``: it refuses connections until `listen`, and has its port meanwhile, which nobody else gets."""
         self.answer = 204
+        #: Longest body that it takes.
+        self.most = sys.maxsize
+        #: The lengths of those that were longer.
+        self.too_long: list[int] = []
         self.got: list[dict[str, Any]] = []
         self.tried: list[str] = []
         self.released = threading.Event()
@@ -58,6 +62,10 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 receiver.tried.append(self.path)
+                if receiver.answer == 204 and len(body) > receiver.most:
+                    receiver.too_long.append(len(body))
+                    self.send_error(413)
+                    return
                 if not receiver.answer:
                     receiver.released.wait(60)
                     return
@@ -115,11 +123,11 @@ class NoticeShop(Shop):
         notify = {"url": f"http://127.0.0.1:{port}/hook", "secret": SECRET, "rate": 600, "timeout": 1, **more}
         return self.master(name, SHOP_NOTIFY=repr(notify))
 
-    def break_some(self, count: int, *, first: int = 0) -> list[str]:
-        """Adds messages that can never be processed. Returns their ids."""
+    def break_some(self, count: int, *, first: int = 0, size: int = 0) -> list[str]:
+        """Adds messages that can never be processed, with so many bytes more. Returns their ids."""
         with self.redis.pipeline(transaction=False) as pipe:
             for n in range(first, first + count):
-                pipe.xadd(self.keys.stream, {"ticket_id": f"T{n}", "payload": "no JSON"})
+                pipe.xadd(self.keys.stream, {"ticket_id": f"T{n}", "payload": "no JSON" + "x" * size})
             return [str(id_) for id_ in pipe.execute()]
 
     def notices(self) -> dict[str, str]:
@@ -194,6 +202,32 @@ def test_a_storm_becomes_a_summary(shop: NoticeShop, receiver: Receiver) -> None
     assert receiver.number == 1000
     assert len(receiver.got) <= 2 + took / 2
     assert max(len(lane["letters"]) for one in receiver.got for lane in one["data"]["lanes"]) == 20
+
+
+@pytest.mark.parametrize("most", [400_000, 20_000, 1_000])
+def test_a_receiver_that_takes_no_large_requests_is_told_of_all(
+    shop: NoticeShop, receiver: Receiver, most: int
+) -> None:
+    # Given a receiver that fails at first, and then takes short requests alone
+    receiver.answer, receiver.most = 503, most
+    master = shop.led_by("m1", receiver.port, payload=True)
+    shop.wait_begun()
+    # When more letters with large payloads wait than it would take
+    shop.break_some(25, size=60_000)
+    wait_until(lambda: receiver.tried, description="a request")
+    receiver.answer = 204
+    # Then it is told of them in a shorter request, and of those that come later
+    wait_until(lambda: receiver.number == 25, description="the first letters", timeout_s=90)
+    shop.break_some(1, first=25)
+    wait_until(lambda: receiver.number == 26, description="the next one", timeout_s=90)
+    described = receiver.got[0]["data"]["lanes"][0]["letters"]
+    # It was not asked to take more than half a megabyte, and as many were described as there was room for
+    assert max(receiver.too_long, default=0) < 512 * 1024
+    assert len(described) == 20 or most < 20_000
+    assert any("payload" in letter for letter in described) == (most == 400_000)
+    # And the log names each reason
+    assert "the receiver answered 503" in master.logs()
+    assert ("the receiver answered 413" in master.logs()) == bool(receiver.too_long)
 
 
 def test_a_receiver_that_is_away_stops_nothing_and_gets_all_later(shop: NoticeShop) -> None:

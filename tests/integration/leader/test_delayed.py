@@ -189,6 +189,26 @@ def test_delayed_entries_that_were_changed_by_hand_are_delayed_again(lane: LaneU
     assert_nothing_left(lane)
 
 
+def test_members_that_are_no_messages_end_no_leader_and_keep_no_message_back(lane: LaneUnderTest) -> None:
+    leader = lane.redis.get(lane.keys.leader)
+    first = push(lane, "A", 0, 60_000)
+    wait_until(lambda: delayed(lane) == 1, description="the message to be delayed")
+    # One that is due, and two that are not, as somebody may write them by hand
+    lane.redis.zadd(lane.keys.delayed, {b"due": 1, b"later": 2**45, b"\xff": 2**45})
+    wait_until(lambda: delayed(lane) == 1, description="them to be removed")
+    # Among late messages they are found when some are looked at
+    lane.redis.zadd(lane.keys.late, {b"late": 1, b"\xff": 1})
+    lane.redis.xack(lane.keys.stream, lane.keys.group, first)
+    wait_until(lambda: not lane.redis.exists(lane.keys.late), description="those to be removed")
+    push(lane, "A", 1)
+    give(lane.server.client(), lane.keys, ChangeDelayed(DelayedAct.NOW, (first,)))
+    lane.wait_done(2)
+    assert sorted(lane.log("A")) == [0, 1]
+    # In one term
+    assert lane.redis.get(lane.keys.leader) == leader
+    assert_nothing_left(lane)
+
+
 @pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_leader_killed_around_the_moving_loses_and_doubles_nothing(
     unled: LaneUnderTest, rounds: int, capsys: pytest.CaptureFixture[str]

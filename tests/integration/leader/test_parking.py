@@ -61,6 +61,32 @@ def restart(lane: LaneUnderTest, master: Any) -> None:
     wait_until(lambda: lane.redis.exists(lane.keys.leader), description="the next leader")
 
 
+@pytest.mark.parametrize(
+    "record", [b"[1", b"\xff", b'[0,0,"","",1,[],1,""]', b'[5,1,"w1@h","i",1,["x-y"],1,""]'], ids=ascii
+)
+def test_a_ticket_whose_record_cannot_be_read_is_parked_and_others_go_on(lane: LaneUnderTest, record: bytes) -> None:
+    [master] = lane.nodes.masters()
+    # Given messages in flight, and no leader
+    lane.push_many(2, 3, gate="opened")
+    wait_until(lambda: len(lane.held()) == 2, description="the second message of each to run")
+    master.kill()
+    master.wait()
+    # When somebody damages a record, and writes one of a ticket that there cannot be
+    lane.redis.hset(lane.keys.tickets, mapping={b"T0": record, b"\xff": b"[1"})
+    master.start()
+    wait_until(lambda: "cannot be read" in master.logs(), description="the next leader to say so")
+    lane.open("opened")
+    # Then the other ticket goes on, and this one when it is released
+    wait_until(lambda: lane.log("T1") == [0, 1, 2], description="the other ticket to go on")
+    wait_until(lambda: shelved(lane, "T0") == 2, description="the messages of this one to be put aside")
+    order(lane, "release", ticket="T0")
+    lane.wait_done(6)
+    # The effects of what ran meanwhile were refused
+    assert lane.log("T0") == [0, 1, 2]
+    assert master.logs().count("Traceback") == 0
+    lane.redis.hdel(lane.keys.tickets, b"\xff")
+
+
 def test_a_ticket_is_parked_in_every_state_and_goes_on_in_order(lane: LaneUnderTest) -> None:
     [master] = lane.nodes.masters()
     # Given tickets that are idle, in flight with more behind, in backoff, and one that is left alone

@@ -245,6 +245,34 @@ def test_manual_changes_without_a_leader_are_repaired_in_a_lane_that_is_as_young
     lane.assert_at_rest()
 
 
+@pytest.mark.parametrize("destroyed", [False, True], ids=["the leader is lost", "and the group, too"])
+def test_what_was_there_before_a_group_began_is_not_handled_when_its_first_leader_is_lost_at_once(
+    lane: LaneUnderTest, destroyed: bool
+) -> None:
+    # Given entries that came before the group, as those before `bridge subscription add NAME --from now`
+    for n in range(3):
+        lane.push("A", {"n": n})
+    lane.redis.xgroup_create(lane.keys.stream, lane.keys.group, "$")
+    lane.worker("w1", "--concurrency=2")
+    lane.push("A", {"n": 3, "gate": "gate"}, task="counter.held")
+    # When its first leader ends as soon as it has dispatched something, before it has looked at anything else
+    master = calm(lane).master("m1")
+    wait_until(lane.held, description="the message to run")
+    master.kill_main()
+    master.wait()
+    if destroyed:
+        lane.redis.xgroup_destroy(lane.keys.stream, lane.keys.group)
+    # Then the next one handles what came after the group began, and nothing else
+    master.start()
+    lane.wait_leader()
+    lane.push("A", {"n": 4})
+    lane.open("gate")
+    lane.wait_done(2)
+    lane.assert_at_rest()
+    assert lane.log("A") == [3, 4]
+    assert destroyed or lane.count("tampered") == 0
+
+
 def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -> None:
     # Given a parked ticket, which keeps the floor where it is, and an entry that was done without a history
     lane.env["COUNTER_RETENTION"] = "null"
@@ -273,6 +301,29 @@ def test_messages_done_without_history_are_not_done_again(lane: LaneUnderTest) -
     assert lane.log("B") == [0, 1, 2]
     assert lane.executions() == 3
     assert lane.count("tampered") == 0
+
+
+@pytest.mark.parametrize("deed", [destroy_group, pytest.param(remake_group, marks=pytest.mark.long)])
+def test_without_a_history_a_group_that_is_made_again_gets_no_dead_message(lane: LaneUnderTest, deed: Any) -> None:
+    # Given a ticket whose first message runs, so that the floor stays before it, and then messages that are dead
+    lane.env |= {"COUNTER_HISTORY": "0", "COUNTER_RETENTION": "null", "COUNTER_MAX_ATTEMPTS": "1"}
+    calm(lane).master("m1")
+    lane.worker("w1", "--concurrency=2")
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 0, "gate": "gate"}, task="counter.held")
+    wait_until(lane.held, description="it to run")
+    dead = [lane.push(f"B{n}", {"n": 0, "until": 9}, task="counter.auto") for n in range(3)]
+    dead.append(str(lane.redis.xadd(lane.keys.stream, {"ticket_id": "C", "payload": "no JSON"})))
+    wait_until(lambda: lane.count("dead") == 4, description="the letters")
+    # When the group is made again
+    deed(lane)
+    wait_until(lambda: lane.count("regrouped") == 1, description="it to be repaired")
+    lane.open("gate")
+    lane.push("D", {"n": 0})
+    wait_until(lambda: lane.log("A") == lane.log("D") == [0], description="the rest")
+    # Then each has one letter
+    assert sorted(letter["message_id"] for letter in lane.dead_letters()) == sorted(dead)
+    assert lane.count("dead") == 4
 
 
 def acknowledge(lane: LaneUnderTest, shelf: str) -> None:
@@ -414,6 +465,30 @@ def test_entries_that_are_deleted_while_they_wait_are_handled_or_reported(lane: 
     assert found == sorted(set(found))
     assert len(found) + len(lane.log("B")) + len(lane.dead_letters()) == 7
     lane.assert_at_rest()
+
+
+@pytest.mark.parametrize("deed", [forget_worker, pytest.param(acknowledge_everything, marks=pytest.mark.long)])
+def test_beside_a_deleted_entry_the_others_in_flight_are_repaired_as_before(lane: LaneUnderTest, deed: Any) -> None:
+    # Given messages in flight at one worker, of which one was deleted from the stream
+    patient(lane).master("m1")
+    worker = lane.worker("w1", "--concurrency=1")
+    lane.wait_consumers(1)
+    worker.pause()
+    ids = [lane.push(f"T{n}", {"n": 0}) for n in range(4)]
+    [name] = [str(name) for name in lane.redis.hkeys(lane.keys.consumers)]
+    wait_until(lambda: set(lane.in_flight(name)) & set(ids), description="some in flight")
+    wait_until(lambda: lane.redis.xpending(lane.keys.stream, lane.keys.group)["pending"] == 4, description="all read")
+    flying = lane.in_flight(name)
+    assert len(flying) > 1
+    lane.redis.xdel(lane.keys.stream, flying[0])
+    # When somebody takes them all from the pending list, twice
+    for _ in range(2):
+        deed(lane)
+        # Then those that were not deleted are pending again
+        wait_until(lambda: set(flying[1:]) <= set(lane.in_flight(name)), description="a repair")
+    worker.resume()
+    wait_until(lambda: sum(len(lane.log(f"T{n}")) for n in range(4)) >= 3, description="the others")
+    assert lane.executions() <= 4
 
 
 def test_deleted_entries_are_dead_letters_for_the_next_leader(lane: LaneUnderTest) -> None:

@@ -198,6 +198,45 @@ def test_a_running_leader_starts_an_entry_again_when_the_clock_is_put_right(own_
     redis.close()
 
 
+#: What somebody may have written by hand, as the text of an entry.
+DAMAGED = [
+    *(b"\xff", b"1 \xff", b"1 every 1 s\xff", b"", b"x", b"1", b"01 every 1 s", b"1  every 1 s", b"-1 every 1 s"),
+    *(b"99999999999999 every 1 s", b"999999999999999 every 1 s", b"99999999999999999 every 1 s", b"9" * 30),
+    *(b"99999999999999 crontab 0 3 1 1 * UTC", b"999999999999999 crontab 0 3 1 1 * UTC"),
+]
+
+
+def test_whatever_is_stored_all_entries_of_an_app_begin(own_server: EmbeddedServer) -> None:
+    app: Any = Celery("shop", broker=own_server.url, set_as_current=False)
+    bridge.install(app)
+    yearly = {"task": "shop.work", "ticket": "T", "crontab": "0 3 1 1 *", "timezone": "UTC"}
+    names = [f"e{n}" for n in range(len(DAMAGED))]
+    app.conf.bridge_schedule = {
+        name: yearly if b"crontab" in stored else SECOND for name, stored in zip(names, DAMAGED, strict=True)
+    }
+
+    @app.task(bind=True, name="shop.work")
+    def work(self: Any, ticket_id: str, payload: Any) -> None:
+        pass
+
+    keys = LaneKeys("ticket_stream", "concurrency_stream_group")
+    redis = own_server.client()
+    redis.set(keys.leader, "1 a")
+    key, now_ms = schedule_key("ticket_stream"), int(time.time()) * 1000
+    redis.hset(key, mapping=dict(zip((field_of("shop", name) for name in names), DAMAGED, strict=True)))
+    # And fields that no app has
+    redis.hset(key, mapping={b"\xff": b"1 every 1 s", b"shop/\xff": b"1 every 1 s", b"shop": b"1"})
+    lane: Any = SimpleNamespace(keys=keys, leading=True, clock=SimpleNamespace(server_ms=lambda: now_ms))
+    lane.election = SimpleNamespace(leads=lambda: True, token="1 a")
+    schedule = Schedule(app, [lane], [keys.leader])
+    turns = [schedule._turn(redis) for _ in range(4)]
+    # Then each begins after a few turns, and nothing is asked without a pause
+    assert turns[-1] > 0
+    stored = read_ticks(redis, "ticket_stream", "shop")
+    assert {name: stored[name].at_ms for name in names} == dict.fromkeys(names, now_ms)
+    redis.close()
+
+
 def test_one_of_several_leaders_pushes_and_the_next_takes_over(shop: ScheduleShop) -> None:
     subscriptions = {"a": {"task": "shop.work"}, "b": {"task": "shop.other"}}
     more = {"bridge_subscriptions": subscriptions, "bridge_partitions": 2, "bridge_default_task": None}

@@ -281,6 +281,43 @@ def test_a_message_expires_by_the_servers_clock_whatever_time_its_worker_has(
     lane.assert_at_rest()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ahead_s", [pytest.param(-HOUR_S, id="behind"), pytest.param(HOUR_S, id="ahead", marks=pytest.mark.long)]
+)
+def test_a_clock_that_is_put_right_under_a_master_decides_what_is_due_and_how_long_a_backoff_lasts(
+    lane: LaneUnderTest, clock: SettableClock, ahead_s: float
+) -> None:
+    """As after the start of a machine, whose clock a time service sets a moment later."""
+    clock.set(ahead_s)
+    first = lane.master("m1")
+    lane.worker("w1", "--concurrency=1", wait=True)
+    lane.wait_consumers(1)
+    lane.push("A", {"n": 1})
+    lane.wait_done(1)
+    clock.set(0)
+    first.wait_for_log("the server's clock was set", timeout=30)
+    settled = time.monotonic() + LEASE_S
+    # It asks for a retry before the clock is settled, and comes again after that.
+    lane.push("again", {"n": 1, "countdown": LEASE_S + 4}, "counter.asks_again")
+    wait_until(lambda: time.monotonic() > settled, description="the clock to be settled for the master")
+    now_ms = int(time.time() * 1000)
+    pushed: dict[str, dict[str, int]] = {"in-time": {"expires": now_ms + 60_000}}
+    if ahead_s < 0:
+        # With ids that are ahead of the clock nothing is delayed.
+        pushed["held"] = {"due": now_ms + 500, "hold": 1}
+    for ticket, options in pushed.items():
+        fields: dict[Any, Any] = {"ticket_id": ticket, "payload": json.dumps({"n": 1}), **options}
+        lane.redis.xadd(lane.keys.stream, fields)
+    wait_until(lambda: all(lane.log(ticket) == [1] for ticket in pushed), description="what is due", timeout_s=30)
+    # The next leader, which never knew another time, goes on with the backoff.
+    first.kill_main()
+    lane.master("m2")
+    lane.wait_done(2 + len(pushed), timeout_s=60)
+    assert lane.count("dead") == 0
+    lane.assert_at_rest()
+
+
 def attempts(lane: LaneUnderTest) -> list[int]:
     """The attempts of all executions, by the ledger of the tasks."""
     return [json.loads(line)[4] for path in lane.ledger.glob("*.jsonl") for line in path.read_text().splitlines()]

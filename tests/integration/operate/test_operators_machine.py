@@ -546,7 +546,7 @@ class OperatorsMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(2, 6), pytest.param(60, 25, marks=[pytest.mark.long, pytest.mark.timeout(900)])],
+    [(2, 6), pytest.param(60, 25, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_figures_and_orders_agree(
     examples: int, steps: int, valkey: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

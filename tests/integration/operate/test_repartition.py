@@ -8,10 +8,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from celery import Celery
 
@@ -28,7 +29,7 @@ from bridge.routing.partitions import Layout
 from bridge.routing.repartitioning import next_layout
 from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.nodes.node import Node, NodeYard, broker_environment
+from bridge.testing.nodes.node import Node, NodeYard, WorkerNode, broker_environment
 from bridge.testing.nodes.process import python_module
 from bridge.testing.waiting import wait_until
 from bridge.worker.main.server_check import check_lane_server
@@ -135,6 +136,19 @@ class Splitting:
         check_keys(self.redis, *lanes, allowed=("log:*", layout_key(STREAM), layout_copy_key(STREAM), "_kombu.*"))
 
 
+def wait_threads_of_pool(worker: WorkerNode, each: int) -> None:
+    """Waits until each pool process of the worker has so many threads."""
+
+    def threads() -> set[int]:
+        found = set()
+        for process in worker.children():
+            with suppress(psutil.NoSuchProcess):
+                found.add(process.num_threads())
+        return found
+
+    wait_until(lambda: threads() == {each}, description=f"{each} threads of each pool process")
+
+
 def run_bridge(splitting: Splitting, *arguments: object) -> str:
     """The output of a command that succeeds."""
     return splitting.run(*arguments).stdout
@@ -161,6 +175,8 @@ def test_a_stream_is_split_and_joined_again_under_load(splitting: Splitting, cou
         splitting.push(1)
         assert splitting.layout.older is splitting.layout.leaving is None
         assert splitting.streams() == tuple(f"{STREAM}:g{splitting.layout.generation}:p{n}" for n in range(count))
+        # A pool process has a thread for each lane that it has not left, and its own.
+        wait_threads_of_pool(worker, count + 1)
     assert splitting.layout.generation == len(counts)
     assert worker.pid == pid
     splitting.check()

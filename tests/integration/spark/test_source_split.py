@@ -16,10 +16,12 @@ from bridge.routing.errors import ConfigurationError, EntriesLost, ServerUnavail
 from bridge.routing.keys import LaneKeys, layout_key
 from bridge.routing.layouts import Retired, text_of_layout
 from bridge.routing.partitions import Layout
+from bridge.spark.job.progress import entries_added
 from bridge.spark.read.columns import default_schema
 from bridge.spark.read.options import parse_read
 from bridge.spark.read.ranges import TaskRanges
 from bridge.spark.read.reader import RedisStreamReader
+from bridge.spark.wire.address import connect
 from bridge.stack.embedded import EmbeddedServer
 from tests.integration.spark.streaming_query import STREAM, Query, kept
 
@@ -70,6 +72,20 @@ class SplitQuery(Query[str]):
     @property
     def lost(self) -> int:
         return sum(offset["lost"] for offset in self.at["streams"].values())
+
+
+def test_the_progress_of_a_write_counts_the_entries_of_all_partitions(
+    server: EmbeddedServer, client: redis.Redis
+) -> None:
+    connection = connect(server.url)
+    assert entries_added(connection, STREAM) == 0
+    for number in range(P - 1):
+        add(client, number, 1, 10 + number)
+    assert entries_added(connection, STREAM) == 10 + 11 + 12
+    client.delete(layout_key(STREAM))
+    client.xadd(STREAM, {"ticket_id": "T"})
+    assert entries_added(connection, STREAM) == 1
+    connection.disconnect()
 
 
 def test_a_batch_has_all_partitions_each_in_tasks_of_its_own(server: EmbeddedServer, client: redis.Redis) -> None:

@@ -124,7 +124,7 @@ class Trace(threading.Thread):
             self.longest = max(self.longest, self.length)
         elif word == "XDEL":
             # Scripts begin with a removal of nothing, which a full server lets through.
-            gone = set(rest.split()) - {"0-1"} - self._gone
+            gone = set(rest.split()) - {"0-0"} - self._gone
             self._gone |= gone
             self.length -= len(gone)
 

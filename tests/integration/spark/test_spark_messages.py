@@ -19,6 +19,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from bridge.routing.errors import ConfigurationError, InputError, PayloadError
+from bridge.routing.messages import EntryParser, Message
 from bridge.spark.job.eventlog import TABLE, declared_columns, follow_events, present_columns, read_events
 from bridge.spark.job.failures import one_line
 from bridge.spark.job.json_lines import parsed_lines, what_is_wrong
@@ -28,6 +29,7 @@ from bridge.spark.pushing.rejects import first_reasons
 from bridge.spark.pushing.run_id import run_id_of
 from bridge.spark.write.columns import column
 from bridge.spark.write.message_options import as_fields
+from bridge.spark.write.refusals import check_tasks
 from bridge.spark.write.rejects import Checks, refusal, split_rejects
 
 if TYPE_CHECKING:
@@ -225,6 +227,11 @@ def test_a_key_or_sequence_column_of_a_wrong_type_is_refused(session: SparkSessi
     for name in ("o", "l", "m"):
         with pytest.raises(InputError, match=f"--key: the column '{name}' holds objects or lists"):
             to_messages(events, Mapping(key=name))
+    fractions = session.sql("select 7.0d ticket_id, cast(7 as float) f, 7.0 d, cast(7 as decimal(38, 0)) whole, 1 seq")
+    for name in ("ticket_id", "f", "d"):
+        with pytest.raises(InputError, match=f"--key: the column '{name}' holds numbers with fractions"):
+            to_messages(fractions, Mapping(key=name))
+    to_messages(fractions, Mapping(key="whole"))
     with pytest.raises(InputError, match="--task-column: the column 'o' holds objects or lists"):
         to_messages(events, Mapping(task_column="o"))
 
@@ -378,6 +385,14 @@ def test_a_csv_that_is_no_utf_8_does_not_make_one_ticket_of_two(session: SparkSe
     rows = read_events(session, str(path), tolerant=True).collect()
     assert [(row["ticket_id"], row["x"]) for row in rows if row[MALFORMED] is None] == [("Bé", "3")]
     assert [row[MALFORMED] for row in rows if row[MALFORMED] is not None] == ["B\ufffd,1", "B\ufffd,2"]
+    # Files of another file system, and those to come, are not searched for line ends of another kind.
+    path.write_bytes(b"ticket_id,x\nA,1\r\nB,2\n")
+    with pytest.raises(Exception, match=r"a row has a cell that ends in a carriage return.*: A,1"):
+        read_events(session, f"file://{path}").collect()
+    rows = read_events(session, f"file://{path}", tolerant=True).collect()
+    assert [row["ticket_id"] for row in rows if row[MALFORMED] is None] == ["B"]
+    path.write_bytes(b'ticket_id,x\nA,"1\r"\n')
+    assert [row["x"] for row in read_events(session, str(path)).collect()] == ["1\r"]
     path.write_bytes(b"ticket_id,caf\xe9\nA,1\n")
     with pytest.raises(InputError, match="the header of a CSV is not valid UTF-8"):
         read_events(session, str(path))
@@ -620,7 +635,8 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
         (tmp_path / place).mkdir()
         for file in (name, *others):
             ticket = "A" if place == file == name else "B"
-            (tmp_path / place / f"{file}.csv").write_text(f"ticket_id,n\n{ticket},1\n")
+            column_name = "n" if ticket == "A" else "other"
+            (tmp_path / place / f"{file}.csv").write_text(f"ticket_id,{column_name}\n{ticket},1\n")
             (tmp_path / place / f"{file}.jsonl").write_text(f'{{"ticket_id": "{ticket}"}}\n')
     # Then it is the name of one file
     for file in (f"{name}.csv", f"{name}.jsonl"):
@@ -637,6 +653,14 @@ def test_a_name_that_looks_like_a_pattern_is_that_of_one_file(session: SparkSess
     query = streamed.writeStream.format("memory").queryName("followed").trigger(availableNow=True).start()
     query.awaitTermination()
     assert {row["ticket_id"] for row in session.table("followed").collect()} == {"A"}
+    # And that of a file or folder if nothing else is there
+    alone = tmp_path / "alone" / "day=[1]" / "y[1].csv.gz"
+    alone.parent.mkdir(parents=True)
+    alone.write_bytes(gzip.compress(b'\n"ticket_id","n"\nA,1\n'))
+    for given in (alone, tmp_path / "alone"):
+        for tolerant in (False, True):
+            [row] = read_events(session, str(given), "csv", tolerant=tolerant).collect()
+            assert (row["ticket_id"], row["n"]) == ("A", "1")
 
 
 def test_a_name_with_a_backslash_is_refused_since_spark_cannot_take_it(session: SparkSession, tmp_path: Path) -> None:
@@ -715,6 +739,9 @@ def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path
         {"ticket_id": "A", "seq": 2, "n": 2, "at": "2030-03-17T17:46:40.123Z", "wait": "false"},
         {"ticket_id": "A", "seq": 3, "n": 3, "at": "", "wait": ""},
         {"ticket_id": "B", "seq": 1, "n": 4, "at": "tomorrow", "wait": ""},
+        # Spark takes it for a time of today.
+        {"ticket_id": "B", "seq": 2, "n": 5, "at": "12:30", "wait": ""},
+        {"ticket_id": "B", "seq": 3, "n": 6, "at": " T1:30:00.5+01:00", "wait": ""},
     ]
     if name.endswith("csv"):
         lines = [",".join(map(str, row.values())) for row in rows]
@@ -731,16 +758,59 @@ def test_columns_say_when_a_message_is_due(session: SparkSession, tmp_path: Path
     ]
     assert [hold for _, hold, _ in found] == ["true", "false", ""]
     assert all(set(payload) == {"seq", "n"} for _, _, payload in found), "they are no part of the payload"
-    [row] = bad.collect()
     wanted = "a time, or milliseconds since 1970, at most 100 years ahead"
-    assert row["reason"] == f"due of ticket 'B' is no option: it must be {wanted}"
+    said = f"due of ticket 'B' is no option: it must be {wanted}"
+    assert [row["reason"] for row in bad.collect()] == [said] * 3
     with pytest.raises(ConfigurationError, match="--hold-column needs --due-column"):
         Mapping(hold_column="wait")
+
+
+def nested(levels: int, opening: str = "[", closing: str = "]") -> str:
+    return opening * levels + "1" + closing * levels
+
+
+#: Payloads that masters take, and what Spark says of others; None: that they are not JSON.
+TAKEN = (
+    *("1", "-0.5e-400", f"0.{'1' * 400}", f"{'9' * 308}", "[1.7e308, 1]", '"1e400"', f'"{"9" * 400}"', " null "),
+    *(nested(200), nested(100, '[{"a": ', "}]"), f"[{'[],' * 300}1]", f'"{"[" * 300}"', rf'["\\\"{"[" * 300}", 1]'),
+    *(r'["\\", "\\\\", 1]', r'"é\ud83d\ude00"'),
+)
+LARGE, DEEP = "has a number that is too large", "is nested more than 200 levels deep"
+REFUSED_PAYLOADS = {
+    **dict.fromkeys(
+        ("1e400", "[-1e309]", "9" * 309, f"{'9' * 300}e10", '{"a": 1E+000400}', "17.5e999999999999"), LARGE
+    ),
+    **dict.fromkeys((r'["\\", 1e400]', r'["\"", 1e400, "\\"]'), LARGE),
+    **dict.fromkeys((nested(201), nested(101, '[{"a": ', "}]"), nested(900), rf'["\\", {nested(200)}]'), DEEP),
+    **dict.fromkeys(("", "1 2", "[1,]", "{", "NaN", "[01]", "'a'", r'"\ud800"', "[1]]"), None),
+}
+
+
+def test_a_payload_that_masters_refuse_is_a_bad_row(session: SparkSession) -> None:
+    every = [*TAKEN, *REFUSED_PAYLOADS]
+    rows = session.createDataFrame([(text, text) for text in every], "ticket_id string, payload string")
+    rows = rows.withColumn("ticket_id", fn.lit("A"))
+    why = refusal(rows, key="ticket_id", checks=Checks(["payload"], json=True))
+    found = [row[0] for row in rows.select(why).collect()]
+    parser = EntryParser(default_task="t", max_payload=1 << 20, known_tasks=["t"])
+    for text, reason in zip(every, found, strict=True):
+        read = parser.parse("1-0", [b"ticket_id", b"A", b"payload", text.encode()])
+        expected = None if text in TAKEN else f"the payload of ticket 'A' {REFUSED_PAYLOADS[text] or 'is not JSON'}"
+        assert (reason, isinstance(read, Message)) == (expected, text in TAKEN), text[:40]
+
+
+def test_a_payload_that_is_made_of_a_deep_column_is_checked_too(session: SparkSession) -> None:
+    for levels, bad in ((199, 0), (200, 1)):
+        events = session.sql(f"select 'A' ticket_id, 1 seq, {'array(' * levels}1{')' * levels} x")
+        made = to_messages(events, Mapping(excluded=("seq",)))
+        _, rejected = split_rejects(made.frame, key=made.key, sequence=made.sequence, checks=made.checks(1 << 20))
+        assert [row["reason"] for row in rejected.collect()] == [f"the payload of ticket 'A' {DEEP}"] * bad
 
 
 def refused_by_the_writer(batch: pa.RecordBatch) -> str:
     """What the writer refuses in a batch; ``None`` as text: nothing."""
     try:
+        check_tasks(batch, batch["ticket_id"], ["task", "due", "hold"])
         as_fields(batch, "ticket_id", ("due", "hold"))
     except PayloadError as error:
         return str(error).partition(" is ")[0]
@@ -774,12 +844,20 @@ def test_what_the_writer_refuses_is_found_before_anything_is_written(
     for kind, (due, hold) in enumerate(kinds):
         every = [(f"T{kind}", *pair) for pair in product(VALUES[due], VALUES[hold])]
         rows = session.createDataFrame(every, f"ticket_id string, due {due}, hold {hold}")
-        why = refusal(rows, key="ticket_id", checks=Checks(["due", "hold"], 1000)).alias("why")
+        text = "binary" if kind % 2 else "string"
+        rows = rows.withColumn("task", fn.explode(fn.array(*(fn.lit(task).cast(text) for task in (None, "t", "")))))
+        why = refusal(rows, key="ticket_id", checks=Checks(["task", "due", "hold"], 1000)).alias("why")
         # When Spark says which can be written, and the writer looks at each by itself
-        table = rows.select(column("ticket_id"), column("due"), column("hold"), why).toArrow()
+        table = rows.select(*map(column, ("ticket_id", "task", "due", "hold")), why).toArrow()
         found = [str(reason).partition(" is ")[0] for reason in table["why"].to_pylist()]
         # Then they agree
         assert found == [refused_by_the_writer(batch) for batch in table.to_batches(max_chunksize=1)]
     for text in ("string", "binary"):
         odd = session.sql(f"select cast(x'41ff' as {text}) as ticket_id")
         assert odd.select(refusal(odd, key="ticket_id")).collect()[0][0] == "a ticket is not valid UTF-8"
+
+
+def test_an_empty_task_is_none(session: SparkSession) -> None:
+    events = session.sql("select 'A' ticket_id, 1 seq, task from values (''), (null), ('t') as t(task)")
+    tasks = [row["task"] for row in to_messages(events, Mapping(task_column="task")).frame.collect()]
+    assert tasks == [None, None, "t"]

@@ -141,6 +141,26 @@ def test_a_name_of_ones_own_makes_the_same_push_of_a_table(
     assert pusher.push("orders", *arguments)[-1]["already"] == 0
     assert pusher.push("orders", *arguments)[-1]["already"] == 50
     assert len(pusher.entries()) == 50
+    # Another content of this name is refused, with what the user of the command can do
+    session.range(50).selectExpr("'T' || id % 5 ticket_id", "id + 1 seq").createOrReplaceTempView("orders")
+    refused = str(pusher.refused("orders", *arguments))
+    assert refused.startswith("orders-of-monday began with other messages: ")
+    assert refused.endswith("or name another --run-id")
+
+
+def test_a_view_has_no_name_by_itself_whatever_files_are_below_it(
+    pusher: Pusher, session: SparkSession, log: Path, tmp_path: Path
+) -> None:
+    session.read.csv(str(log), header=True).createOrReplaceTempView("logged")
+    for below, above in ((2, 2), (4, 6)):
+        session.sql(f"select * from logged where seq < {below}").createOrReplaceTempView("some")
+        assert pusher.push("some", "--format", "table")[-1]["already"] == 0
+        assert len(pusher.entries()) == above
+    # The same rejects make the same push, so another limit makes other messages
+    log.write_text("ticket_id,seq,x\nA,1,short\nA,2,long\n")
+    aside = ("--rejects", str(tmp_path / "aside"))
+    assert pusher.push(log, *aside, "--max-payload", "22")[-1]["rejected"] == 1
+    assert str(pusher.refused(log, *aside)).endswith("or push all of it again with --again")
 
 
 def test_by_the_tickets_numbers_it_says_what_was_offered_not_what_was_added(

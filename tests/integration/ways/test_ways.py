@@ -278,18 +278,19 @@ def read_by_spark(entry: tuple[bytes, list[bytes]], message: Message) -> None:
 
 
 def options_of(message: Message) -> tuple[Any, ...]:
-    """The options, with times as the seconds after the push, roughly."""
+    """The options, with each time as it is, and as the seconds after the push, roughly."""
     if message.options is None:
         return (None, False, None, None, None, 0)
     own = message.options
     ms = int(message.id.partition("-")[0])
-    due, until = (None if not at else round((at - ms) / 5000) for at in (own.due_ms, own.expires_ms))
+    due, until = (None if not at else (at, round((at - ms) / 5000)) for at in (own.due_ms, own.expires_ms))
     return (due, own.hold, own.max_attempts, own.timeout_ms, until, own.priority)
 
 
 def close(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether the options are the same. A time is that of the push before, or as long after its own push."""
     return all(
-        a == b or (at in (0, 4) and a is not None and b is not None and abs(a - b) <= 1)
+        a == b or (at in (0, 4) and a is not None and b is not None and (a[0] == b[0] or abs(a[1] - b[1]) <= 1))
         for at, (a, b) in enumerate(zip(one, other, strict=True))
     )
 

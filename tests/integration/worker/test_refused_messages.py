@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 
 import bridge
+from bridge.app.refusing import Rejected
 from bridge.audit.audit import audit
 from bridge.routing.history import What, read_entry, rows_in
 from bridge.stack.embedded import EmbeddedServer
@@ -181,6 +182,15 @@ def test_a_caller_that_waits_gets_the_end_and_not_the_refusals_before_it(lane: L
     assert letters[dead]["error"] == "Dead: no such account"
     assert letters[dead]["attempts"] == "1"
     assert letters[last]["reason"] == "gave up after 3 attempts"
+
+
+def test_a_rejected_message_that_travels_alone_has_one_result(lane: LaneUnderTest, client: Any) -> None:
+    with events_of(client) as heard:
+        id_ = answer(lane, "rejects", "reject")
+        # The main process sends it last. A result that it stores is there by then.
+        wait_until(lambda: "task-failed" in heard[id_], description="the event of the main process")
+    result = client.AsyncResult(id_)
+    assert (result.state, type(result.result), str(result.result)) == ("FAILURE", Rejected, "no")
 
 
 def test_a_call_that_is_no_message_fails_with_the_refusal(lane: LaneUnderTest, client: Any) -> None:

@@ -152,17 +152,26 @@ def test_an_idle_worker_that_lost_its_lease_keeps_its_pool(lane: LaneUnderTest) 
     lane.wait_done(1)
 
 
-@pytest.mark.parametrize("key", ["field", "hash"])
-def test_a_worker_whose_registration_was_deleted_registers_again(lane: LaneUnderTest, key: str) -> None:
+@pytest.mark.parametrize("how", ["field", "hash", "damaged", "replaced"])
+def test_a_worker_whose_registration_was_deleted_or_damaged_registers_again(lane: LaneUnderTest, how: str) -> None:
     # Given a worker that runs a task, and no registration of it, as after a command by hand
     worker, child = running(lane)
-    before = incarnation_of(lane, worker)
-    if key == "field":
-        lane.redis.hdel(lane.keys.consumers, worker.hostname())
-    else:
+    name, before = worker.hostname(), incarnation_of(lane, worker)
+    if how == "field":
+        lane.redis.hdel(lane.keys.consumers, name)
+    elif how == "hash":
         lane.redis.delete(lane.keys.consumers)
+    elif how == "damaged":
+        lane.redis.hset(lane.keys.consumers, name, json.dumps({"incarnation": "other"}))
+    else:
+        # Another worker took the name, and holds its lease until the first one has given up
+        other = {"incarnation": "other", "queue": lane.keys.queue(name), "slots": 1}
+        lane.redis.set(lane.keys.lease("other"), name, ex=600)
+        lane.redis.hset(lane.keys.consumers, name, json.dumps(other))
+        wait_until(lambda: ended(child), description="the pool process to end")
+        lane.redis.delete(lane.keys.lease("other"))
     # Then it comes back as another incarnation, and what ran comes again
-    wait_until(lambda: incarnation_of(lane, worker) not in ("", before), description="a new incarnation")
+    wait_until(lambda: incarnation_of(lane, worker) not in ("", before, "other"), description="a new incarnation")
     wait_until(lambda: ended(child), description="the pool process to end")
     (lane.ledger / "gate").touch()
     lane.push("B", {"n": 0})

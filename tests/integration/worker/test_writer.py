@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
+from redis.exceptions import ConnectionError as ConnectionLost
 
 from bridge.app.installation import install
+from bridge.consumer import writer as writers
 from bridge.consumer.deadline import now_ns
 from bridge.consumer.writer import OutcomeWriter
 from bridge.protocol.outcomes import Kind, Outcome
@@ -17,7 +22,7 @@ from bridge.routing.keys import layout_key
 from bridge.routing.layouts import Retired, text_of_layout
 from bridge.routing.partitions import Layout
 from bridge.stack.embedded import EmbeddedServer
-from bridge.testing.waiting import wait_until
+from bridge.testing.waiting import WaitTimeout, wait_until
 from bridge.worker.guard.shared_page import SharedPage
 
 LIFE = "1" * 32
@@ -82,6 +87,47 @@ def test_threads_that_write_at_once_never_share_one(writing: Writing, monkeypatc
         thread.join()
     assert writing.made == 8
     assert writing.redis.xlen(writing.outcomes) == 8
+
+
+def test_a_process_that_is_forked_while_a_thread_logs_an_outage_writes_and_says_nothing(writing: Writing) -> None:
+    # Given a thread that stands in the log, with the locks of the outage
+    logs, goes_on, lines = threading.Event(), threading.Event(), []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            logs.set()
+            goes_on.wait()
+
+    log = Slow()
+    writers.logger.addHandler(log)
+    thread = threading.Thread(target=lambda: writing.writer._outage.met(ConnectionLost("gone")))
+    thread.start()
+    try:
+        assert logs.wait(10)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                goes_on.set()
+                writing.write(1)
+                os._exit(0 if len(lines) == 1 else 1)
+            finally:
+                os._exit(2)
+
+        def status() -> list[int]:
+            found, ended = os.waitpid(pid, os.WNOHANG)
+            return [ended] if found else []
+
+        try:
+            assert wait_until(status, description="the end of the process", timeout_s=10) == [0]
+        except WaitTimeout:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+    finally:
+        goes_on.set()
+        thread.join()
+        writers.logger.removeHandler(log)
 
 
 def test_after_cut_connections_writing_goes_on(writing: Writing) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import pickle
 import re
 import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
@@ -14,11 +17,13 @@ import celery.exceptions
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Retry
+from celery.utils.imports import symbol_by_name
 
 from bridge.app.adoption import STRATEGY, adopt_all
 from bridge.app.context import TicketContext
 from bridge.app.installation import install
 from bridge.app.task import TicketTask
+from bridge.app.task_options import check_task_options
 from bridge.routing.errors import ConfigurationError
 from bridge.routing.records import LostAttempt
 from bridge.settings.lane import MOST_ATTEMPTS
@@ -111,9 +116,14 @@ class Calls(Task):
             self.calls.append(("after", self.ticket and self.ticket.id))
 
 
-@pytest.mark.parametrize("kind", ["base", "task_cls", "app.Task before", "app.Task after", "of the app's", "class"])
+@pytest.mark.parametrize(
+    "kind", ["base", "task_cls", "app.Task before", "app.Task after", "of the app's", "class", "made by the app"]
+)
 def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body(kind: str) -> None:
     app = make_app(**({"task_cls": Calls} if kind == "task_cls" else {}))
+    if kind == "made by the app":
+        # As a subclass of Celery's app may do it
+        app.create_task_cls = lambda: Calls
     if kind == "app.Task before":
         app.Task = Calls
     install(app)
@@ -147,6 +157,63 @@ def test_the_call_of_a_base_class_stands_between_the_bridges_checks_and_the_body
     calls.clear()
     assert task(fails=False) == 7
     assert calls == [("before", None), ("body", None), ("after", None)]
+
+
+def derived_of(base: Any, how: str) -> Any:
+    """A class that a user derives from the class of another task."""
+
+    class Same(base):
+        name = "shop.derived"
+
+    class OtherBody(Same):
+        def run(self, ticket_id: str, payload: Any) -> str:
+            return f"other {ticket_id} {payload}"
+
+    class LongerBody(Same):
+        def run(self, ticket_id: str, payload: Any) -> str:
+            return f"longer {super().run(ticket_id, payload)}"
+
+    class Called(LongerBody):
+        def __call__(self, *args: Any, **kwargs: Any) -> str:
+            return f"called {super().__call__(*args, **kwargs)}"
+
+    class Starts(Called):
+        def before_start(self, *args: Any) -> None:
+            super().before_start(*args)
+
+    return {"same": Same, "body": OtherBody, "longer": LongerBody, "called": Called, "starts": Starts}[how]
+
+
+@pytest.mark.parametrize("how", ["same", "body", "longer", "called", "starts"])
+@pytest.mark.parametrize("first", ["class", "function"])
+@pytest.mark.parametrize("second", ["class", "base", "instance twice"])
+def test_a_class_may_derive_from_that_of_another_task(how: str, first: str, second: str) -> None:
+    def ends(app: Any) -> list[Any]:
+        def pay(self: Any, ticket_id: str, payload: Any) -> str:
+            return f"{self.name} {ticket_id} {payload}"
+
+        if first == "class":
+            paying = app.register_task(type("Pay", (Task,), {"name": "shop.pay", "run": pay})())
+        else:
+            paying = app.task(pay, bind=True, name="shop.pay", shared=False, lazy=False, max_retries=7)
+        cls = derived_of(type(paying), how)
+        if second == "base":
+            task = app.task(pay, bind=True, name="shop.other", shared=False, lazy=False, base=cls)
+        else:
+            task = app.register_task(cls())
+        if second == "instance twice":
+            task = app.register_task(type("Third", (type(task),), {"name": "shop.third"})())
+        if isinstance(task, TicketTask):
+            adopt_all(app)
+            assert task._bridge_ordinary_strategy == Task.Strategy
+            assert handle(task, "T", 1).result == task("T", 1)
+        return [one(("T", 1)) for one in (lambda args: task(*args), lambda args: task.run(*args), task.apply)]
+
+    def plain(found: list[Any]) -> list[Any]:
+        *called, applied = found
+        return [*called, applied.get()]
+
+    assert plain(ends(install(make_app()))) == plain(ends(make_app()))
 
 
 def test_a_rollback_has_the_context_that_the_base_class_opens() -> None:
@@ -203,6 +270,44 @@ def test_methods_that_a_users_class_overrides_are_called() -> None:
     assert raised.value.when == 7
 
 
+def test_a_class_is_told_once_that_its_task_is_bound() -> None:
+    bound: list[tuple[str, Any]] = []
+
+    class Pay(Task):
+        name = "shop.pay"
+
+        @classmethod
+        def on_bound(cls, app: Any) -> None:
+            bound.append((cls.__name__, app))
+
+    app = install(make_app())
+    app.register_task(Pay())
+    assert bound == [("Pay", app)]
+    assert Pay().app is app
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod], ids=["static", "class"])
+def test_the_strategy_of_a_task_is_called_as_celery_does(kind: Any) -> None:
+    def given(*args: Any, **_: Any) -> Any:
+        return args
+
+    def strategy_of(app: Any) -> Any:
+        cls = type("Pay", (Task,), {"name": "shop.pay", "Strategy": kind(given)})
+        task = app.register_task(cls())
+        *owner, of, by, consumer = task.start_strategy(app, SimpleNamespace(controller=None))
+        return [one.__name__ for one in owner], of is task, by is app, consumer.controller
+
+    assert strategy_of(install(make_app())) == strategy_of(make_app())
+
+
+@pytest.mark.parametrize("task_cls", [None, Calls, "tests.unit.app.test_adoption:Calls"], ids=str)
+def test_an_app_can_be_pickled_as_before(task_cls: Any) -> None:
+    app = install(make_app(**({"task_cls": task_cls} if task_cls else {})))
+    app.task(nothing, name="shop.pay", shared=False, lazy=False)
+    again = pickle.loads(pickle.dumps(app))
+    assert (again.main, symbol_by_name(again.task_cls)) == ("shop", symbol_by_name(task_cls or "celery:Task"))
+
+
 def test_ordinary_messages_go_to_the_strategy_that_the_task_had() -> None:
     app = install(make_app())
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, Strategy="shop.strategies:own")
@@ -219,6 +324,16 @@ class Sealed(Task):
         raise TypeError("Sealed is final")
 
 
+class MustRun(Task):
+    """A class whose subclasses must have a body of their own."""
+
+    abstract = True
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "run" not in cls.__dict__:
+            raise NotImplementedError
+
+
 class NoTask:
     name = "shop.none"
 
@@ -226,10 +341,14 @@ class NoTask:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Sealed(), "task shop.sealed: its class Sealed cannot be extended: Sealed is final"),
+        (Sealed(), "task shop.sealed: its class Sealed cannot be extended: TypeError: Sealed is final"),
+        (
+            type("Runs", (MustRun,), {"name": "shop.runs", "run": nothing})(),
+            "task shop.runs: its class Runs cannot be extended: NotImplementedError:",
+        ),
         (NoTask(), "task shop.none is NoTask, which is no subclass of celery.Task"),
     ],
-    ids=["final", "foreign"],
+    ids=["final", "must run", "foreign"],
 )
 def test_tasks_that_cannot_be_adopted_are_refused_at_start(task: Any, message: str) -> None:
     app = install(make_app())
@@ -237,6 +356,41 @@ def test_tasks_that_cannot_be_adopted_are_refused_at_start(task: Any, message: s
     with pytest.raises(ConfigurationError) as raised:
         adopt_all(app)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["declared", "annotated"])
+@pytest.mark.parametrize("most", ["many", math.nan, -math.inf, [3]])
+def test_a_max_retries_that_cannot_be_is_refused_at_start_and_ends_no_import(most: Any, late: bool) -> None:
+    app = install(make_app())
+    app.conf.task_annotations = {"shop.pay": {"max_retries": most}} if late else {}
+    app.task(nothing, name="shop.pay", shared=False, lazy=False, **({} if late else {"max_retries": most}))
+    with pytest.raises(ConfigurationError) as raised:
+        adopt_all(app)
+    assert str(raised.value) == f"task shop.pay: max_retries must be a number or None, not {most!r}"
+
+
+def test_a_base_class_that_cannot_be_extended_ends_no_import() -> None:
+    app = install(make_app())
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, base=MustRun)
+    assert task() is None
+    with pytest.raises(ConfigurationError, match=r"^task shop\.pay: its class nothing cannot be extended: "):
+        adopt_all(app)
+
+
+@pytest.mark.parametrize("given", [{}, {"bridge_max_attempts": 4}], ids=["not given", "given"])
+@pytest.mark.parametrize(("most", "attempts"), [(-1, 1), (-(10**30), 1), (0, 1), (2.5, 3), (6, 7)])
+@pytest.mark.parametrize("how", ["option", "annotation", "both", "derived"])
+def test_a_task_has_one_attempt_more_than_retries(how: str, most: Any, attempts: int, given: Any) -> None:
+    app = install(make_app())
+    options = {"max_retries": most, **given}
+    app.conf.task_annotations = {"shop.pay": options} if how in ("annotation", "both") else {}
+    declared = {"annotation": {}, "both": {"max_retries": 9}, "derived": {"max_retries": 9}}.get(how, options)
+    task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **declared)
+    if how == "derived":
+        task = app.register_task(type("Derived", (type(task),), {"name": "shop.derived", **options})())
+    adopt_all(app)
+    assert task.bridge_max_attempts == given.get("bridge_max_attempts", attempts)
+    check_task_options(task.name, task)
 
 
 def test_a_task_that_bypassed_the_registry_is_adopted_at_start() -> None:
@@ -319,8 +473,8 @@ def test_the_retries_of_autoretry_are_kept(options: Any, error: type[Exception],
     assert began == list(range(1, attempts + 1))
 
 
-@pytest.mark.parametrize("max_retries", [None, MOST_ATTEMPTS, sys.maxsize, 10**30])
-def test_a_task_that_is_autoretried_for_ever_is(max_retries: int | None) -> None:
+@pytest.mark.parametrize("max_retries", [None, MOST_ATTEMPTS, sys.maxsize, 10**30, math.inf])
+def test_a_task_that_is_autoretried_for_ever_is(max_retries: float | None) -> None:
     app = install(make_app())
     given = {**AGAIN, "retry_kwargs": {"max_retries": 10}, "max_retries": max_retries}
     task = app.task(nothing, name="shop.pay", shared=False, lazy=False, **given)

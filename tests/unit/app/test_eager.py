@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import patch
@@ -227,6 +228,46 @@ def test_messages_that_a_task_pushes_are_handled_after_it(app: Any) -> None:
 
     declare(app, parent).push("T", 2)
     assert seen == [(word, n) for n in (2, 1, 0) for word in ("begins", "ends")]
+
+
+@pytest.mark.parametrize("push", [lambda task: task.push("T", 2), lambda task: asyncio.run(task.apush("T", 2))])
+def test_a_task_may_wait_for_another_thread_that_pushes(app: Any, push: Callable[[Any], str]) -> None:
+    def waits(self: Any, ticket_id: str, payload: int) -> None:
+        seen.append(("begins", payload))
+        if payload == 1:
+            threads = ThreadPoolExecutor(1)
+            pushed = threads.submit(push, self)
+            threads.shutdown(wait=False)
+            seen.append(pushed.result(timeout=10))
+        seen.append(("ends", payload))
+
+    with recorded(app) as handled:
+        declare(app, waits, bridge_max_attempts=1).push("T", 1)
+    assert seen == [("begins", 1), handled[1].message_id, ("ends", 1), ("begins", 2), ("ends", 2)]
+
+
+def test_messages_of_many_threads_are_handled_one_at_a_time_in_the_order_of_each_thread(app: Any) -> None:
+    running: list[int] = []
+
+    def nests(self: Any, ticket_id: str, payload: list[int]) -> None:
+        running.append(1)
+        seen.append((ticket_id, payload, len(running)))
+        if payload[1] % 5 == 0:
+            self.push("nested", [payload[0], payload[1] + 1])
+        running.pop()
+
+    task = declare(app, nests)
+
+    def push_all(n: int) -> list[str]:
+        return [task.push(f"T{n}", [n, i]) for i in range(100)]
+
+    with ThreadPoolExecutor(4) as threads:
+        pushes = [threads.submit(push_all, n) for n in range(4)]
+        ids = [id_ for push in pushes for id_ in push.result()]
+    assert len(set(ids)) == 400
+    for n in range(4):
+        assert [one for one in seen if one[0] == f"T{n}"] == [(f"T{n}", [n, i], 1) for i in range(100)]
+    assert sum(one[0] == "nested" for one in seen) == 4 * 20
 
 
 def test_a_failing_message_comes_again_at_once_and_keeps_its_tickets_order(app: Any) -> None:

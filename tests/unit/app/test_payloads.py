@@ -49,6 +49,24 @@ class Slotted:
 Pair = namedtuple("Pair", ["a", "b"])
 
 
+@dataclass
+class Private:
+    value: float
+    _hidden: float = NAN
+
+
+@dataclass
+class Below(Slotted):
+    more: float
+
+
+def with_attributes(made: Any, **attributes: Any) -> Any:
+    """A dataclass with attributes that are no fields, which orjson writes, too."""
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
 def nested(levels: int) -> Any:
     payload: Any = 1
     for _ in range(levels):
@@ -97,6 +115,8 @@ def plain(payload: Any) -> Any:
         lambda number: {"null": number},
         Measure,
         lambda number: Slotted([Measure(number)]),
+        lambda number: with_attributes(Measure(1.0), extra=[number]),
+        lambda number: with_attributes(Below(1.0, 2.0), extra=number),
         lambda number: Pair(None, number)._asdict(),
         lambda number: {number: 1},
         lambda number: [{"a": {number: None}}],
@@ -106,6 +126,14 @@ def plain(payload: Any) -> Any:
 def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(around: Any, number: float) -> None:
     with pytest.raises(PayloadError, match="cannot be written as JSON"):
         payload_bytes(around(number), MAX)
+
+
+def test_a_number_that_is_not_written_refuses_nothing() -> None:
+    for written in (Private(NAN), with_attributes(Measure(1.0), extra=NAN)):
+        with pytest.raises(PayloadError, match="it holds nan"):
+            payload_bytes([None, written], MAX)
+    assert payload_bytes([None, with_attributes(Private(1.0), _more=NAN)], MAX) == b'[null,{"value":1.0}]'
+    assert payload_bytes([None, Below(NAN, 2.0)], MAX) == b'[null,{"more":2.0}]'
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1])

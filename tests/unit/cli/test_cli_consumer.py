@@ -212,10 +212,11 @@ def test_a_drain_that_was_revoked_is_an_error(shell: CommandLine, lane: Lane, se
     assert "takes work again" in result.stderr
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
 def test_a_consumer_that_ends_while_it_is_drained_is_empty_when_its_messages_were_moved(
-    shell: CommandLine, lane: Lane, server: EmbeddedServer
+    shell: CommandLine, lane: Lane, server: EmbeddedServer, is_forgotten: bool
 ) -> None:
-    lane.join("w1@host")
+    life = lane.join("w1@host")
     ids = in_flight(lane, "w1@host", "A")
     results: list[Any] = []
     with fake_leader(server, lane, drains(lane)) as leader:
@@ -223,7 +224,9 @@ def test_a_consumer_that_ends_while_it_is_drained_is_empty_when_its_messages_wer
         thread.start()
         wait_until(lambda: leader.orders, description="the order")
         with lane.redis.pipeline() as pipe:
-            pipe.hdel(lane.keys.consumers, "w1@host")
+            if is_forgotten:
+                pipe.hdel(lane.keys.consumers, "w1@host")
+            pipe.delete(lane.keys.lease(life))
             pipe.hdel(lane.keys.drains, "w1@host")
             pipe.execute()
         holds_for(lambda: not results, description="its message is still its own", duration_s=0.6)

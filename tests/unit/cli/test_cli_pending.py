@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bridge.cli.commands.pending import STATES
 from bridge.inspect import pending_pages
 from bridge.inspect.scans import PAGE_MAX
 from bridge.routing import records
@@ -131,6 +133,51 @@ def test_filters(shell: CommandLine, lane: Lane, arguments: tuple[str, ...], pla
     if not places:
         hint = f"; `bridge -A {shell.app} pending` lists the names" if "--consumer" in arguments else ""
         assert shell("pending", *arguments).stdout == f"no such message is pending{hint}\n"
+
+
+@pytest.mark.parametrize("name", ["master", "theirs", "master/parked/D", "w1@here", "w1"])
+def test_a_name_in_the_group_is_meant_before_a_consumer_that_begins_with_it(
+    shell: CommandLine, lane: Lane, name: str
+) -> None:
+    busy(lane)
+    # Given consumers of which the name may be the part before the @
+    found = shell.json("pending", "--consumer", name)
+    assert found["messages"]
+    for host in ("a", "b"):
+        if "@" not in name and name != "w1":
+            lane.join(f"{name}@{host}")
+    # Then nothing changes
+    again = shell.json("pending", "--consumer", name)
+    assert rows(again) == rows(found)
+
+
+def test_the_masters_name_is_meant_also_when_it_has_nothing(shell: CommandLine, lane: Lane) -> None:
+    lane.make_group()
+    lane.lead()
+    lane.join("master@a")
+    ids = lane.add("A")
+    lane.read()
+    lane.dispatch("master@a", "A", ids)
+    assert shell.json("pending", "--consumer", "master")["messages"] == []
+    assert len(shell.json("pending", "--consumer", "master@a")["messages"]) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_filter_by_state_leaves_nothing_out(shell: CommandLine, lane: Lane, seed: int) -> None:
+    # Given a lane in which somebody claimed entries for any of the names, also for those of other tickets
+    dice = random.Random(seed)
+    ids = busy(lane)
+    names = ["master", "master/delayed", "master/parked/D", "master/parked/E", "w1@here", "w2@here", "theirs"]
+    for id_ in dice.sample(ids[:5], 3):
+        lane.redis.xclaim(lane.keys.stream, lane.keys.group, dice.choice(names), 0, [id_], justid=True)
+    # When filters look under fewer names than the whole list
+    whole = shell.json("pending", "--limit", "100")["messages"]
+    for word, state in STATES.items():
+        found = shell.json("pending", "--state", word)["messages"]
+        # Then they give what the list says
+        assert rows({"messages": found}) == rows({"messages": [one for one in whole if one["state"] == state.value]}), (
+            word
+        )
 
 
 def test_delayed_messages(shell: CommandLine, lane: Lane) -> None:

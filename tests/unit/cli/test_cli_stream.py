@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from bridge.inspect.streams import read_retired
+from bridge.inspect.advice import Advice
+from bridge.inspect.streams import read_retired, retired_problems
 from bridge.operate.deleting import LanesOfStream
 from bridge.operate.retiring import Retirement, undo_retirement
 from bridge.routing.errors import InputError
@@ -103,10 +104,11 @@ def retirement(redis: Any) -> Retirement:
 
 
 def made(redis: Any, partitions: int) -> tuple[str, ...]:
-    """The partitions of `orders`, each with a group that is done."""
+    """The partitions of `orders`, each with a group that is done, and a message that it keeps."""
     streams = claim_layout(redis, "orders", partitions).streams("orders")
     for stream in streams:
-        redis.xgroup_create(stream, "g", "0", mkstream=True)
+        redis.xadd(stream, {"ticket_id": "T0"})
+        redis.xgroup_create(stream, "g", "$")
     return streams
 
 
@@ -133,16 +135,17 @@ def test_a_retirement_that_was_killed_anywhere_is_finished_by_the_next_run(
     redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = redis.execute_command
-    calls, last = 0, 0
+    calls, last, cut_off = 0, 0, set[bool]()
 
     def killed(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == last:
+        if calls >= last:
+            # Nothing is done any more, not even what an error leads to.
             raise Killed
         return original(*arguments, **options)
 
-    while calls == last:
+    while calls >= last:
         redis.flushdb()
         made(redis, 2)
         redis.hset(schedule_key("orders"), "shop/nightly", "1 1")
@@ -151,12 +154,17 @@ def test_a_retirement_that_was_killed_anywhere_is_finished_by_the_next_run(
         with suppress(Killed):
             retirement(redis).carry_out()
         monkeypatch.undo()
+        advised = retired_problems(read_retired(redis, ["orders:v2"]), Advice())
+        assert advised in ([], ["the retirement of orders was cut off: run `bridge stream retire orders` again"])
+        cut_off.add(bool(advised))
         with suppress(InputError):
             # Nothing may be left
             retirement(redis).carry_out()
         assert {key.decode() for key in redis.scan_iter()} == {layout_key("orders"), retired_key("orders:v2")}, last
-        assert [one.stream for one in read_retired(redis, ["orders:v2"])] == ["orders"], last
+        [one] = read_retired(redis, ["orders:v2"])
+        assert (one.stream, one.groups, retired_problems([one], Advice())) == ("orders", (), []), last
     assert last > 15
+    assert cut_off == {False, True}
 
 
 def test_a_retirement_that_stops_in_between_says_so(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +201,39 @@ def test_dead_letters_of_an_app_are_not_dropped_by_one_without_a_name(
     assert said.exit_code == 2
     assert "belongs to the app 'bakery', and this has no name: " in said.stderr
     assert redis.xlen(keys.dead) == 1
+
+
+#: Names of groups of another program.
+FOREIGN = [b"foreign\xff", b"\xc3", "\xfcn\xef:%FF".encode(), b"a b\n\x00", b"%s{}"]
+
+
+@pytest.mark.parametrize("group", FOREIGN, ids=ascii)
+def test_a_stream_is_retired_with_a_group_of_any_name(shell: CommandLine, redis: Any, group: bytes) -> None:
+    redis.xadd("orders", {"ticket_id": "A", "payload": "{}"})
+    redis.xgroup_create("orders", group, "0")
+    redis.set(b"{orders}:" + group, "of this program")
+    refused = shell("stream", "retire", "orders", "--yes")
+    assert "has not read all its messages" in refused.stderr
+    redis.xgroup_setid("orders", group, "$")
+    looked = shell.json("stream", "retire", "orders", "--dry-run")
+    assert group.decode(errors="replace") in looked["groups"]
+    retired = shell("stream", "retire", "orders", "--yes")
+    assert (retired.exit_code, redis.keys(b"*" + group)) == (0, []), retired.stderr
+    assert not redis.exists("orders")
+
+
+@pytest.mark.parametrize("group", FOREIGN, ids=ascii)
+def test_a_stream_is_split_with_a_group_of_any_name(shell: CommandLine, redis: Any, group: bytes) -> None:
+    redis.xadd("orders:v2", {"ticket_id": "A", "payload": "{}"})
+    redis.xgroup_create("orders:v2", "concurrency_stream_group", "$")
+    redis.xgroup_create("orders:v2", group, "0")
+    waits = shell("stream", "repartition", "2", "--timeout", "0")
+    assert "has messages that group " in waits.stderr
+    redis.xgroup_setid("orders:v2", group, "$")
+    split = shell("stream", "repartition", "2", "--timeout", "20")
+    assert (split.exit_code, redis.exists("orders:v2")) == (0, 0), split.stderr
+    streams = shell.json("stream", "info")["streams"]
+    assert [group in [one["name"] for one in redis.xinfo_groups(stream)] for stream in streams] == [True, True]
 
 
 @pytest.mark.parametrize(("partitions", "done"), [("1", True), ("2", False)])

@@ -51,6 +51,8 @@ class Stub:
         self.authorization = ""
         #: The answer, if it is no JSON.
         self.text = b""
+        #: The end of a path -> what a gateway before it answers to the next calls in its place.
+        self.gateway: dict[str, list[int]] = {}
         #: Outcomes of one call, for each call.
         self.calls: list[int] = []
 
@@ -112,8 +114,12 @@ def serving(stub: Stub) -> Iterator[str]:
             text = self.rfile.read(size)
             stub.path = self.path
             stub.authorization = self.headers.get("Authorization") or ""
-            answer = stub.text or json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
-            self.send_response(stub.status if self.path.endswith("/heartbeat") else 200)
+            status = next((said.pop(0) for end, said in stub.gateway.items() if said and end in self.path), 0)
+            if status:
+                answer = b'{"message": "not now"}'
+            else:
+                answer = stub.text or json.dumps(stub.answer(self.path, json.loads(text) if text else None)).encode()
+            self.send_response(status or (stub.status if self.path.endswith("/heartbeat") else 200))
             self.flush_headers()
             self.wfile.write(b"Wait: ")
             while self.path.endswith("/heartbeat") and not stub.answers.wait(0.01):

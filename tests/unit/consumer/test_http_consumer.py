@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from typing import Any
 
 import pytest
 
 from bridge.consumer import GiveUp, HttpConsumer, Message, Refuse
+from bridge.consumer.http_calls import HttpProblem
 from bridge.consumer.http_consumer import LOST_STATUS
+from bridge.consumer.http_messages import Work
 from bridge.routing.message_options import EXPIRED
 from tests.unit.consumer.http_stub import NOW_MS, Stub, serving
 
@@ -59,6 +63,30 @@ def test_one_that_receives_nothing_at_once_pauses_longer_and_longer(
         consumer.run()
     # As often as it received nothing, and a message makes them short again.
     assert pauses[:10] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.3, 0.01, 0.02, 0.04])
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 520])
+@pytest.mark.parametrize("path", ["/register", "/next", "/acknowledge"])
+def test_an_answer_of_a_gateway_that_passes_costs_nothing(path: str, status: int, url: str, stub: Stub) -> None:
+    stub.add("T")
+    stub.gateway[path] = [status] * 2
+    assert handled(url, stub, lambda _message: None)["T"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize("path", ["/register", "/next", "/acknowledge"])
+def test_a_bug_of_the_masters_is_said(
+    path: str, url: str, stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bridge.consumer.http_calls.MOST_BUGS", 3)
+    stub.gateway[path] = [500] * 3
+    if path != "/acknowledge":
+        with pytest.raises(HttpProblem, match="500"):
+            handled(url, stub, lambda _message: None)
+    else:
+        with pytest.raises(AssertionError):
+            handled(url, stub, lambda _message: None)
+        assert "1 message cannot be acknowledged, and will come again: 500" in caplog.text
+    assert stub.gateway[path] == []
 
 
 def test_a_long_poll_that_brings_nothing_is_followed_by_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +165,58 @@ def test_the_end_of_the_lease_is_noticed_while_a_renewal_waits_for_its_answer(
     consumer = HttpConsumer(url, "h", handle, concurrency=1, wait_s=0)
     consumer.run()
     assert ended == [LOST_STATUS]
+
+
+@pytest.mark.parametrize("first", ["wait", "set"], ids=["a signal in a wait", "a signal in the handler of another"])
+def test_stop_may_be_called_between_any_two_steps_of_its_own_thread(first: str) -> None:
+    ended: list[int] = []
+
+    def interrupted(n: int) -> bool:
+        """Whether there is an ``n``-th step, before which `stop` is called."""
+        consumer = HttpConsumer("http://127.0.0.1:9", "h", print)
+        steps = itertools.count()
+
+        def step(*_: Any) -> Any:
+            if next(steps) == n:
+                consumer.stop()
+            return step
+
+        sys.settrace(step)
+        consumer.stop() if first == "set" else consumer._stopping.wait(0.001)
+        sys.settrace(None)
+        ended.append(n)
+        return next(steps) > n
+
+    def all_steps() -> None:
+        for n in itertools.count():
+            if not interrupted(n):
+                return
+
+    thread = threading.Thread(target=all_steps, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), f"step {len(ended)} waits for ever"
+    assert len(ended) > 2
+
+
+def test_a_message_that_came_too_late_comes_again_when_the_renewal_is_answered_after_all(url: str, stub: Stub) -> None:
+    ran: list[str] = []
+    consumer = HttpConsumer(url, "h", lambda message: ran.append(message.message_id), wait_s=0)
+    # Given a message that is received when the deadline is over, and nobody has noticed that
+    consumer._register()
+    consumer._deadline_ns = 1
+    stub.add("T")
+    work = Work("i", stub.messages[0], None)
+    consumer._take(work)
+    consumer._work.put(None)
+    consumer._handle()
+    # When the renewal that was sent before is answered
+    consumer._renew("i")
+    # Then it is received again
+    consumer._take(work)
+    consumer._work.put(None)
+    consumer._handle()
+    assert ran == ["1-0"]
 
 
 def test_one_that_is_told_to_leave_registers_again_with_the_master_that_said_so(url: str, stub: Stub) -> None:

@@ -96,7 +96,7 @@ class ChainedWorld(LaneWorld):
     # -- the leader --------------------------------------------------------------------------------------------------
 
     def _picture(self) -> Lane:
-        return ChainedLane(self.settings, self.place.defers, now_ms=lambda: self.now)
+        return ChainedLane(self.settings, self.place.defers, self.times)
 
     def lead(self) -> None:
         super().lead()

@@ -93,6 +93,8 @@ def check_runs(world: LaneWorld) -> None:
         kept = world.lane.parked if record.parked else world.lane.tickets
         assert kept[name].record == text
         assert not record.ids or record.attempt == 1 + world.failures.get(record.ids[0], 0)
+        if record.in_flight and not record.cause.startswith(records.PARK_AFTER):
+            assert record.cause == (kept[name].cause if kept[name].nacked else "")
     shelves = {world.lane.parked_name(name) for name in world.lane.parked}
     assert {id_ for id_, owner in store.pending.items() if owner == store.delayed_name} == store.delayed.keys()
     assert store.delayed.keys().isdisjoint(store.late)

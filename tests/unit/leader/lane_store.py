@@ -212,9 +212,11 @@ class Store(ReferenceLane):
         if arguments[0] == "XPENDING":
             owners = list(self.pending.values())
             if len(arguments) == 3:
-                ends = sorted(self.pending, key=id_key) or [""]
+                if not owners:
+                    return [0, None, None, None]
+                ends = sorted(self.pending, key=id_key)
                 names = [[name.encode(), b"%d" % owners.count(name)] for name in dict.fromkeys(owners)]
-                return [len(owners), ends[0].encode(), ends[-1].encode(), names or None]
+                return [len(owners), ends[0].encode(), ends[-1].encode(), names]
             after = id_key(arguments[3][1:]) if arguments[3].startswith("(") else (0, -1)
             if arguments[3] == arguments[4]:
                 after = (id_key(arguments[3])[0], id_key(arguments[3])[1] - 1)

@@ -41,6 +41,7 @@ from bridge.settings.lane import LaneSettings
 from tests.reference.contents import MASTER
 from tests.unit.leader import lane_checks
 from tests.unit.leader.lane_store import FakeEnvelopes, Parcel, Store, id_key
+from tests.unit.leader.lane_times import LaneTimes
 
 #: What follows a stream id of the lane where people read it.
 ID_SUFFIX = "@p2"
@@ -112,12 +113,10 @@ class LaneWorld:
 
     def lead(self) -> None:
         """A new leader, which knows only what is in the store."""
+        #: Clocks that always agree. Other tests cover clocks that do not.
+        self.times = LaneTimes(lambda: self.now)
         self.lane = self._picture()
         self.breakers = Breakers(self.lane)
-        #: Clocks that always agree. Other tests cover clocks that do not.
-        self.clock = SimpleNamespace(now=lambda: self.now / 1000, steady_for=lambda _s: True, tolerance_s=0.0, ends={})
-        self.clock.server_ms = self.clock.lane_ms = lambda: self.now
-        self.clock.stepped_at = float("-inf")
         self.settling = Settling(
             self.lane,
             breakers=self.breakers,
@@ -139,7 +138,7 @@ class LaneWorld:
             redis=None,
             wire=cast("Any", self.store),
             parser=self.parser,
-            clock=cast("Any", self.clock),
+            clock=cast("Any", self.times),
             own_tasks=frozenset(TASKS),
             facts={},
         )
@@ -170,7 +169,7 @@ class LaneWorld:
         self.reply = []
 
     def _picture(self) -> Lane:
-        return Lane(self.settings, now_ms=lambda: self.now)
+        return Lane(self.settings, self.times)
 
     @property
     def deferred(self) -> Mapping[str, Ticket]:
@@ -202,7 +201,8 @@ class LaneWorld:
         """The leader reads the records."""
         steps, consumers = cast("Any", self), cast("Any", self.consumers)
         parts = (steps, steps, self.pending, self.first_messages, self.manual_changes, consumers)
-        with self.adopting(), self.moving():
+        # The floor is of use only where the group was changed by hand.
+        with self.adopting(), self.moving(), patch("bridge.leader.takeover.rebuild.note_floor"):
             self.rebuilding = Rebuild(self.term, self.lane, *parts, self.delayed)
             self.rebuilding.run()
 
@@ -256,7 +256,7 @@ class LaneWorld:
                     # Only a trial's failure is charged.
                     self.failures[outcome.message_id] = settled.attempt - 1
             self.old_outcomes.append(outcome)
-        self.lane.wake(self.now)
+        self.lane.wake()
         self.backoffs_over.run(batch)
         self.move_due(batch)
         self.advance(batch)
@@ -325,7 +325,7 @@ class LaneWorld:
             self.lane.read_to = id_key(id_)
         self.lane.read_all = False
         self.reply = []
-        self.lane.wake(self.now)
+        self.lane.wake()
         self.backoffs_over.run(batch)
         self.move_due(batch)
         self.advance(batch)

@@ -21,7 +21,7 @@ ENTRY = "5-0"
 class History:
     """The server, as far as it is asked: the counters of the lane and its history."""
 
-    def __init__(self, counted: dict[str, int], added: int | None = None) -> None:
+    def __init__(self, counted: dict[str, int | str], added: int | None = None) -> None:
         self.counted = counted
         #: How many entries were ever added. None: the server does not tell.
         self.added = added
@@ -35,7 +35,7 @@ class History:
     def call(self, *words: Any) -> Any:
         match words:
             case ("HGETALL", _):
-                return [part for name, count in self.counted.items() for part in (name.encode(), b"%d" % count)]
+                return [word for pair in self.counted.items() for word in (pair[0].encode(), str(pair[1]).encode())]
             case ("XREVRANGE", *_):
                 return self.entries[-1:]
             case ("XRANGE", _, _, _, "COUNT", 1):
@@ -68,10 +68,11 @@ class History:
         pytest.param(2, 2, True, id="a row for each end, and the server says that none was trimmed"),
         pytest.param(3, None, False, id="an end without a row"),
         pytest.param(2, 3, False, id="the server says that one was trimmed"),
+        pytest.param("garbage", None, False, id="a counter that holds no number"),
     ],
 )
 def test_an_entry_that_is_older_than_all_rows_is_undone_if_no_row_is_missing(
-    done: int, added: int | None, undone: bool, monkeypatch: pytest.MonkeyPatch
+    done: int | str, added: int | None, undone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = History({"done": done, "tampered": 7}, added)
     history.write("900-0", What.DONE)

@@ -16,6 +16,7 @@ from bridge.routing.batch import Batch
 from bridge.routing.keys import LaneKeys
 from bridge.routing.messages import Message
 from bridge.settings.lane import LaneSettings
+from tests.unit.leader.lane_times import LaneTimes
 
 
 def chained(lanes: Sequence[LaneKeys]) -> list[tuple[LaneKeys, Sequence[LaneKeys]]]:
@@ -31,7 +32,7 @@ class Chain:
         self.woken: list[int] = []
         self._next = 0
         self.lanes = [
-            ChainedLane(LaneSettings(stream=f"v{n}", **settings), place.defers, now_ms=lambda: 0)  # type: ignore[arg-type]
+            ChainedLane(LaneSettings(stream=f"v{n}", **settings), place.defers, LaneTimes(lambda: 0))  # type: ignore[arg-type]
             for n, place in enumerate(self.places)
         ]
         for n, (place, lane) in enumerate(zip(self.places, self.lanes, strict=True)):
@@ -202,7 +203,7 @@ def test_deferred_tickets_are_tried_again_when_another_leader_has_read_its_lane(
     chain.ingest(0, "T")
     chain.ingest(1, "T")
     chain.places[0].leave()
-    lane = ChainedLane(LaneSettings(stream="v0"), chain.places[0].defers, now_ms=lambda: 0)
+    lane = ChainedLane(LaneSettings(stream="v0"), chain.places[0].defers, LaneTimes(lambda: 0))
     chain.places[0].enter(lane, "9 m", lambda: None)
     assert chain.ready(1) == []
     with chain.places[0].turn():

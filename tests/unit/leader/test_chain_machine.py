@@ -221,6 +221,6 @@ class ChainMachine(SpilledMachine, DelayedMachine):
                 assert (consumer.messages, consumer.parcels, consumer.backlog_ms, len(consumer.ready)) == (0, 0, 0.0, 0)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("examples", [15, pytest.param(800, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_order_over_all_lanes_of_a_chain_holds(examples: int) -> None:
     run_machine(ChainMachine, examples, steps=50)

@@ -309,7 +309,7 @@ def test_what_is_in_flight_is_not_cancelled_after_the_clock_of_the_server_was_se
     world.read()
     pass_ms(world, 1001)
     assert world.running()
-    world.clock.server_ms = lambda: world.now - 3_600_000
+    world.times.steps_ms = -3_600_000
     answer = world.order(do="delayed", act="cancel", ids=[id_])
     assert answer == {"ok": True, "changed": [], "refused": [(id_, f"message {id_} has begun")]}
     assert next_outcome(world, Kind.DONE) == id_

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import orjson
 import pytest
 
-from bridge.leader.repair.group import ENTRIES, ended_after
+from bridge.leader.repair import group
+from bridge.leader.repair.group import ENTRIES, LETTERS, ended_after
 from bridge.leader.step.term import Term
 from bridge.routing.history import What, row
 
@@ -40,9 +42,18 @@ class HistoryOf:
         return self._entries[first : first + limit]
 
 
-def ended(*entries: Entry) -> tuple[set[str], list[str]]:
-    term = SimpleNamespace(keys=SimpleNamespace(history=HISTORY), wire=HistoryOf(entries))
-    return ended_after(cast("Term", term), FLOOR)
+def ended(*entries: Entry, dead: Sequence[str] = (), newest: int = 1000) -> tuple[set[str], list[str]]:
+    """``dead``: the messages that have a letter. ``newest``: of the stream."""
+    keys = SimpleNamespace(history=HISTORY, dead="the letters", stream="the stream")
+    term = SimpleNamespace(keys=keys, wire=HistoryOf(entries), redis=None)
+
+    def letters(_redis: Any, key: str, after: str, count: int) -> tuple[list[str], str, int]:
+        assert key == keys.dead
+        page = dead[int(after or 0) :][:count]
+        return list(page), str(int(after or 0) + len(page)), len(page)
+
+    with patch.object(group, "letters", letters), patch.object(group, "last_id", lambda *_: f"{newest}-0"):
+        return ended_after(cast("Term", term), FLOOR)
 
 
 def test_messages_after_the_floor_that_are_done_or_dead_have_ended() -> None:
@@ -53,6 +64,16 @@ def test_messages_after_the_floor_that_are_done_or_dead_have_ended() -> None:
 def test_a_replayed_message_has_not_ended_until_it_ends_again() -> None:
     rows = [row(f"{at}-0", what) for what in (What.DEAD, What.REPLAYED) for at in (98, 99, 101, 102)]
     assert ended(entry(1, *rows), entry(2, row("98-0", What.DONE), row("101-0", What.DONE))) == ({"101-0"}, ["99-0"])
+
+
+@pytest.mark.parametrize("number", [1, LETTERS - 1, LETTERS, 2 * LETTERS + 1])
+def test_a_message_with_a_letter_has_ended_also_without_a_row(number: int) -> None:
+    dead = [f"{101 + n}-0" for n in range(number)]
+    assert ended(dead=["a note", "", "99-0", *dead, "1001-0"]) == (set(dead), [])
+    # Also one that was replayed before it died without a row
+    rows = [row("98-0", What.DEAD), row("98-0", What.REPLAYED)]
+    assert ended(entry(1, *rows)) == (set(), ["98-0"])
+    assert ended(entry(1, *rows), dead=["98-0"]) == (set(), [])
 
 
 def test_all_pages_are_read() -> None:

@@ -192,6 +192,36 @@ def test_a_fresh_message_needs_no_room_and_goes_before_what_its_worker_has(polic
     world.check()
 
 
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        pytest.param("alone", {}, id="a task without bundles"),
+        pytest.param("long", {}, id="a long task"),
+        pytest.param("middle", {}, id="a task that was not measured"),
+        *(pytest.param("short", {name: 10**9}, id=name) for name in ("timeout", "expires")),
+        pytest.param("short", {"max_attempts": 2}, id="max_attempts"),
+    ],
+)
+def test_a_fresh_message_that_travels_alone_goes_before_what_its_worker_has(task: str, options: dict[str, int]) -> None:
+    # Given a worker that has as much ahead as it gets, and a backlog
+    world = behind(900, 8, bundle_ms=BUNDLE_MS)
+    del world.lane.service_ms["middle"]
+    ended(world)
+    assert full(world)
+    world.read()
+    before = len(world.went_first)
+    # When fresh messages come that go into no bundle, and one that goes into one
+    fresh = [world.push(f"O{n}", task, **cast("Any", options))[0] for n in range(3)]
+    fresh += world.push("O3", "short")
+    world.read()
+    # Then each is before the others at the worker
+    assert sorted(world.went_first[before:]) == sorted(fresh)
+    # And none of the backlog is
+    for _ in range(4):
+        ended(world)
+    assert sorted(world.went_first[before:]) == sorted(fresh)
+
+
 def test_a_fresh_message_waits_for_room_behind_long_tasks() -> None:
     # Given a worker that has long tasks, and others wait
     world = known_world(window=10_000, bundle_ms=BUNDLE_MS)

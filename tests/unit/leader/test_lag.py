@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.leader.duties.lag import Lag
+from bridge.protocol.outcomes import Kind
 from bridge.settings.lag import LagLimit
+from tests.unit.leader.lane_world import LaneWorld
 
 #: Bytes of each message.
 SIZE = 100
@@ -53,7 +55,7 @@ def test_a_parked_lane_has_little_read_and_stays_parked_whatever_is_handled(
     server: Any = Server()
     keys = SimpleNamespace(stream="s", group="g", delayed="d")
     term: Any = SimpleNamespace(settings=SimpleNamespace(max_lag=limit), wire=server, keys=keys)
-    lane: Any = None
+    lane: Any = SimpleNamespace(parked={}, resting=SimpleNamespace(messages=0))
     lag = Lag(term, lane, server)
     most = limit.count or (limit.bytes or 0) // SIZE
     parked = False
@@ -70,3 +72,45 @@ def test_a_parked_lane_has_little_read_and_stays_parked_whatever_is_handled(
         assert lag.excess == 0
         # Before a size is known, a limit of bytes may let a few more be read.
         assert server.pending <= (max(1, most // 2) if limit.count else max(16, most // 2))
+
+
+@given(
+    *(st.integers(1, 20), st.integers(0, 60), st.integers(0, 60)),
+    *(st.sampled_from(["parked", "rests"]), st.sampled_from(["park", "skip"])),
+)
+def test_what_stands_still_counts_only_beyond_the_limit(
+    half: int, standing: int, pushed: int, how: str, then: Any
+) -> None:
+    """By messages; `half` of the limit may be read ahead. In `tests/integration` it is a limit by age, too."""
+    most = 2 * half
+    world = LaneWorld(window=500, breaker={"share": 0.0})
+    world.join("w1@h")
+    # Given a ticket that stands still with so many messages
+    if how == "parked":
+        world.order(do="park", ticket="S")
+    for _ in range(standing):
+        world.push("S")
+        world.read()
+        for parcel, ticket in world.running():
+            world.step([world.outcome(parcel, ticket, Kind.FAILED, delay_ms=60_000)])
+    server: Any = Server()
+    server.pending, server.unread = standing, pushed
+    keys = SimpleNamespace(stream="s", group="g", delayed="d")
+    term: Any = SimpleNamespace(
+        settings=SimpleNamespace(max_lag=LagLimit(count=most, then=then)), wire=server, keys=keys
+    )
+    lag = Lag(term, world.lane, server)
+    # When the leader compares the lane with its limit
+    lag.look()
+    # Then only what is beyond it takes room from other tickets
+    beyond = max(0, standing - most)
+    assert lag.room == half - beyond
+    if then == "skip":
+        assert lag.excess == max(0, pushed + beyond - most)
+    else:
+        assert (lag.excess, lag.open) == (0, pushed <= most and beyond < half)
+    # And a new leader knows it, too
+    world.rebuild()
+    again = Lag(term, world.lane, server)
+    again.look()
+    assert again.room == lag.room

@@ -150,6 +150,36 @@ def test_how_often_and_since_when_it_was_refused_outlives_the_leader(in_flight: 
     assert record(world).cause.startswith("nacked 3 times")
 
 
+@pytest.mark.parametrize("order", ["park and release", "cancel", "reschedule", "now", "park"])
+def test_an_order_about_a_ticket_in_flight_forgets_no_refusal(order: str) -> None:
+    # Given a message in flight that was refused before, and a delayed one behind it
+    world = world_with("short")
+    held = world.push_delayed("T", world.now + 600_000, hold=True)
+    world.read()
+    only_outcome(world, Kind.NACKED, delay_ms=1000, error="bank closed")
+    since = world.lane.tickets["T"].nacked_since_ms
+    world.now += 1000
+    world.step()
+    # When an operator gives an order
+    if order.startswith("park"):
+        world.order(do="park", ticket="T", reason="stop it")
+        if order == "park and release":
+            world.order(do="release", ticket="T")
+    else:
+        due_ms = world.now + 5000 if order == "reschedule" else None
+        assert world.order(do="delayed", act=order, ids=[held], due_ms=due_ms)["changed"] == [held]
+    world.check()
+    # Then the next leader knows of it. The record of a ticket that is to be parked has the reason in its place
+    assert record(world).in_flight
+    world.rebuild()
+    world.check()
+    ticket = world.lane.tickets["T"]
+    if order == "park":
+        assert (ticket.park_reason, ticket.nacked) == ("stop it", 0)
+    else:
+        assert (ticket.park_reason, ticket.nacked, ticket.nacked_since_ms, ticket.begun) == (None, 1, since, True)
+
+
 def test_a_dropped_message_is_acknowledged_and_the_run_goes_on() -> None:
     world = world_with("short")
     first = only_outcome(world, Kind.DONE)

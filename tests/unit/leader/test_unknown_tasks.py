@@ -90,7 +90,9 @@ def test_a_new_leader_goes_on_counting_and_says_nothing_before_it_has_read_the_l
     assert set(notes.messages) == {40}
 
 
-def test_messages_that_are_given_up_together_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_given_up_together_are_counted_once_and_not_logged_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     # Given tickets whose tasks no consumer has, and which have waited long enough
     counted: list[Waiting] = []
 
@@ -114,6 +116,8 @@ def test_messages_that_are_given_up_together_are_counted_once(monkeypatch: pytes
     assert len(world.store.dead) == 300
     # Then the messages of a task were counted for the reason, and for the note, and not for each message
     assert len(counted) <= 4
+    # And the log has a line for each task: `DeadLog` has those of dead letters
+    assert len(caplog.records) <= 2
 
 
 class Looks:

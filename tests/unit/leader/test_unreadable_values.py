@@ -1,4 +1,4 @@
-"""Values in the lane's hashes that a leader cannot read: it goes on without them, and logs each of them once."""
+"""Values in the lane's hashes that a leader cannot read: it goes on without them."""
 
 from __future__ import annotations
 
@@ -11,39 +11,33 @@ from unittest.mock import patch
 
 import orjson
 import pytest
+from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bridge
+from bridge.app.lanes import lane_of
 from bridge.leader.consumers import lost_runs, membership
 from bridge.leader.consumers.lost_runs import LostRuns
 from bridge.leader.consumers.membership import Consumers
 from bridge.leader.duties import unknown_tasks
 from bridge.leader.duties.unknown_tasks import UnknownTasks
-from bridge.leader.step import unreadable
+from bridge.leader.leader import Leader
+from bridge.link.connections import client
+from bridge.link.server_clock import ServerClock
 from bridge.protocol.drain_orders import DrainOrder
 from bridge.protocol.registration import ChangingFacts, Profile, Registrations, RunnableTasks
 from bridge.protocol.unserved import Note, UnservedTask
+from bridge.routing.batch import Batch
+from bridge.stack.embedded import EmbeddedServer
+from tests.script_calls import lead
 from tests.unit.leader.lane_world import LaneWorld
+from tests.unreadable_values import JSON, like
 
 FACTS = ChangingFacts(1, RunnableTasks(["short"], [], {}, {"short": {"bundle": False}}))
 REGISTRATION = Profile("queue:w1", FACTS, "prefork", 7, 1.5, {}).text("life1", 2.5, 6000)
 ORDER = DrainOrder(7, 1.5).text().encode()
 NOTE = Note(UnservedTask("long", 1, 1, 7, False, None, None), 1.5).text()
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(max_size=5), some, max_size=3),
-    max_leaves=4,
-)
-
-
-def like(text: bytes) -> st.SearchStrategy[bytes]:
-    """Values in the place of ``text``: of any form, or it with one field changed, or taken away."""
-    fields = orjson.loads(text)
-    name = st.sampled_from(sorted(fields))
-    changed = st.builds(lambda name, value: orjson.dumps({**fields, name: value}), name, JSON)
-    lacking = name.map(lambda name: orjson.dumps({key: fields[key] for key in fields if key != name}))
-    return st.binary(max_size=9) | JSON.map(orjson.dumps) | changed | lacking | st.just(b"1e999")
 
 
 class Redis:
@@ -115,16 +109,24 @@ def test_a_new_leader_reads_all_other_notes(name: bytes, at: bytes, note: bytes)
     assert world.lane.stranded.waiting["long"].waited_s >= 1.5
 
 
-def test_each_value_is_logged_once_with_its_key_and_field(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_leader_names_a_counter_that_it_cannot_raise_once(
+    valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unreadable, "_said", set())
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            for value in (b"5", b"x\ny", b"x\nz"):
-                unreadable.read_all("lane:known", {b"shop.charge": value}, lambda _field, text: int(text))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"the field 'shop.charge' of the key lane:known cannot be read and is skipped: 'x {end}'; "
-        "delete it if no other version needs it"
-        for end in "yz"
-    ]
+    # Given a leader, and a counter that somebody wrote by hand
+    app = Celery("shop", broker=valkey.url, set_as_current=False)
+    bridge.install(app)
+    lane = lane_of(app)
+    with client(valkey.url) as redis, client(valkey.url) as other:
+        keys = lane.settings.keys
+        redis.xgroup_create(keys.stream, keys.group, "0", mkstream=True)
+        token = lead(redis, keys, "m", 6000)[1]
+        leader = Leader(app, valkey.url, lane, token, ServerClock(6.0))
+        other.hset(keys.counts, "done", "garbage")
+        # When it counts in two steps
+        for _ in range(2):
+            leader._steps.advance(Batch(counts={"done": 1, "dead": 1}))
+        # Then it goes on, and has said so once
+        assert other.hget(keys.counts, "dead") == b"2"
+        leader.close()
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert line.startswith(f"the counter 'done' of the key {keys.counts} is not counted: ")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.connection import AbstractConnection
 
-from bridge.link.key_types import refuse_misplaced, types_of
+import bridge
+from bridge.link.key_types import LANES, refuse_misplaced, types_of
+from bridge.protocol.agreement import refuse_other
+from bridge.routing.errors import ConfigurationError
 from bridge.routing.keys import LaneKeys
 from bridge.stack.embedded import EmbeddedServer
 from tests.commands import CommandLine, command_line
@@ -148,3 +153,56 @@ def test_the_types_are_those_of_all_keys_with_a_fixed_name() -> None:
     assert all(KEYS.owner_of(key) for key in TYPES)
     named = {value for name in dir(KEYS) if isinstance(value := getattr(KEYS, name), str) and not name.startswith("_")}
     assert set(TYPES) == named - {KEYS.group, KEYS.prefix}
+
+
+MANY = [LaneKeys(f"ticket_stream:p{number}", "concurrency_stream_group") for number in range(2 * LANES + 1)]
+
+
+def _in_another_type(client: Any, keys: LaneKeys) -> str:
+    client.set(keys.tickets, "x")
+    return keys.tickets
+
+
+def _in_another_form(client: Any, keys: LaneKeys) -> str:
+    client.set(keys.floor, "x")
+    return keys.floor
+
+
+def _newer(client: Any, keys: LaneKeys) -> str:
+    client.hset(keys.about, "format", 99)
+    return keys.stream
+
+
+def _of_another_app(client: Any, keys: LaneKeys) -> str:
+    client.hset(keys.about, "app", "bakery")
+    return keys.stream
+
+
+@pytest.mark.parametrize("place", [0, LANES - 1, LANES, 2 * LANES])
+@pytest.mark.parametrize("spoil", [_in_another_type, _in_another_form, _newer, _of_another_app])
+def test_lanes_are_checked_together_and_each_of_them(
+    spoil: Callable[[Any, LaneKeys], str], place: int, valkey: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = bridge.install(Celery("shop", broker=valkey.url, set_as_current=False))
+    lanes = [app.bridge.settings.lane.on_stream(keys.stream) for keys in MANY]
+    sent: list[int] = []
+    send: Any = AbstractConnection.send_packed_command
+
+    def counting(connection: Any, *words: Any, **options: Any) -> Any:
+        sent.append(1)
+        return send(connection, *words, **options)
+
+    def check(client: Any) -> None:
+        refuse_misplaced(client, *MANY)
+        refuse_other(client, app, *lanes)
+
+    with valkey.client() as client:
+        client.ping()
+        with monkeypatch.context() as patch:
+            patch.setattr(AbstractConnection, "send_packed_command", counting)
+            check(client)
+        # A round trip for the keys of so many lanes, one for all formats, and one for all apps
+        assert len(sent) == 3 + 1 + 1
+        named = spoil(client, MANY[place])
+        with pytest.raises(ConfigurationError, match=rf" {re.escape(named)}[ ,]"):
+            check(client)

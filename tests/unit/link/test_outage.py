@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
@@ -308,3 +309,19 @@ def test_a_party_that_meets_an_outage_when_it_is_over_for_others_does_not_say_it
     late.met(ConnectionError("still gone"))
     late.over()
     assert lines(caplog) == ["Redis is away, waiting: still gone", "Redis is back after 5.00 s"]
+
+
+@pytest.mark.parametrize(
+    ("number", "beginning"), [(errno.EMFILE, "this process may open no more"), (errno.ECONNREFUSED, "Redis is away")]
+)
+def test_a_process_without_file_descriptors_does_not_say_that_the_server_is_away(
+    number: int, beginning: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bridge.link.outage, "CALM_S", 0.0)
+    try:
+        raise redis.exceptions.ConnectionError(f"Error {number} connecting") from OSError(number, "no")
+    except redis.exceptions.ConnectionError as exc:
+        Outage(logging.getLogger("one"), "waiting").met(exc)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(beginning)
+    assert line.endswith(f", waiting: Error {number} connecting")

@@ -129,6 +129,45 @@ def test_the_time_of_the_lane_knows_no_step_and_the_servers_does() -> None:
     assert abs(world.clock.server_ms() - server_ms - (world.mono - before - 3600) * 1000) < 20
 
 
+@pytest.mark.parametrize("step", [3600.0, -3600.0, 2.0])
+@pytest.mark.parametrize("earlier", [0.0, 7200.0, -7200.0])
+def test_what_is_due_has_a_step_after_one_lease_and_for_that_lease_is_due_by_both(step: float, earlier: float) -> None:
+    world = World()
+    world.go_on(10)
+    if earlier:
+        # It is long ago. It is not to be taken for one that is not settled.
+        world.ahead += earlier
+        world.go_on(2 * LEASE_S)
+    clock, before = world.clock, world.ahead
+    assert clock.is_settled()
+    steps_ms = clock.settled_steps_ms()
+    world.ahead += step
+    world.go_on(1)
+    assert not clock.is_settled()
+    assert abs(clock.settled_ms() - (world.mono + before) * 1000) < 20
+    assert abs(clock.due_ms() - (world.mono + before + min(0.0, step)) * 1000) < 20
+    assert clock.settled_steps_ms() == steps_ms
+    world.go_on(LEASE_S)
+    assert clock.is_settled()
+    assert clock.due_ms() == clock.settled_ms() == clock.server_ms()
+    assert abs(clock.settled_steps_ms() - steps_ms - step * 1000) < 20
+
+
+def test_a_clock_that_is_put_right_within_a_lease_makes_nothing_due() -> None:
+    world = World()
+    world.go_on(10)
+    at, due_ms = world.mono, world.clock.due_ms()
+    world.ahead += 3600
+    for _ in range(3):
+        world.go_on(1)
+        assert abs(world.clock.due_ms() - due_ms - (world.mono - at) * 1000) < 20
+    world.ahead -= 3600
+    for _ in range(10):
+        world.go_on(1)
+        assert abs(world.clock.due_ms() - due_ms - (world.mono - at) * 1000) < 20
+    assert abs(world.clock.settled_steps_ms()) < 20
+
+
 class Lead:
     """The server's replies to the leader's questions about leases."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,7 @@ from bridge.master.health_checks import HealthChecks, ping
 from bridge.protocol.health_url import checked_health_url
 from bridge.testing.waiting import wait_until
 
+ROOT = Path(__file__).parents[3]
 HOST = "127.0.0.1"
 NETWORKS = ("127.0.0.0/8",)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -129,3 +133,46 @@ def test_a_consumer_that_is_gone_is_not_asked_again(monkeypatch: pytest.MonkeyPa
             assert checks._due == {}
         finally:
             checks.stop()
+
+
+@pytest.mark.parametrize("consumers", [0, 1, 3, 30])
+def test_its_threads_end_with_it(consumers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_checks, "INTERVAL_S", 0.02)
+    before = set(threading.enumerate())
+    looked: list[str] = []
+    # Given consumers of which none may be asked
+    checks = HealthChecks((), looked.extend)
+    urls = {f"c{n}": f"http://{HOST}:1/{n}" for n in range(consumers)}
+
+    def turned() -> bool:
+        checks.turn(urls)
+        return set(looked) == set(urls)
+
+    wait_until(turned, description="the leader to look at all of them")
+    assert len(set(threading.enumerate()) - before) <= min(consumers, health_checks.THREADS)
+    checks.stop()
+    wait_until(lambda: set(threading.enumerate()) <= before, description="the threads to end")
+
+
+#: A process that stops while the name of a consumer's URL is resolved, which takes for ever.
+STOPS = """
+import socket, threading
+from bridge.master.health_checks import HealthChecks
+asked = threading.Event()
+def hang(*_args, **_more):
+    asked.set()
+    threading.Event().wait()
+socket.getaddrinfo = hang
+checks = HealthChecks(["10.0.0.0/8"], print)
+checks.turn({"c1": "http://consumer.example/health"})
+assert asked.wait(60)
+checks.stop()
+print("stopped")
+"""
+
+
+def test_a_master_ends_while_a_name_is_resolved() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "stopped\n"), ended.stderr

@@ -14,12 +14,34 @@ from bridge.app.installation import install
 from bridge.app.lanes import lanes_of
 from bridge.master import lane_master as module
 from bridge.master.lane_master import LaneMaster
+from bridge.protocol import unreadable
 from bridge.routing.leadership import lead
 from bridge.stack.embedded import EmbeddedServer
 
 
 def start(_thread: Any) -> None:
     raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("said", [b"garbage", b"", b"[]", b"7", b"\xff", b'{"settings": 7}'])
+def test_a_master_starts_although_what_the_leader_said_cannot_be_read(
+    said: bytes, valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unreadable, "_said", set())
+    app = install(Celery("shop", broker=valkey.url, set_as_current=False))
+    [lane] = lanes_of(app)
+    nothing: Any = None
+    with valkey.client() as redis:
+        about = lane.settings.keys.about
+        redis.hset(about, "master", said)
+        LaneMaster(
+            app, lane, redis, "m1", nothing, announce=nothing, failed=nothing, defective=nothing, ended=nothing,
+            sleepers=nothing,
+        )  # fmt: skip
+    lines = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+    # An empty list says nothing, as no facts do.
+    assert len(lines) == (said != b"[]")
+    assert all(line.startswith(f"the field 'master' of the key {about} ") for line in lines)
 
 
 @pytest.mark.parametrize("wakes_up", [False, True])

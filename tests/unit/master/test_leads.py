@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ from redis.exceptions import ConnectionError as Lost
 import bridge.master.leads
 from bridge.link.server_clock import ServerClock
 from bridge.master.leads import Leads
-from bridge.protocol.standing import read_standing
-from bridge.routing.keys import LaneKeys, masters_stand
+from bridge.protocol.standing import Standing, read_standing
+from bridge.routing.keys import LaneKeys, masters, masters_stand
 from bridge.routing.layouts import in_layout
 from bridge.routing.leadership import Candidate, Lead, attend
 from bridge.routing.leadership import lead as lead_each
@@ -55,6 +55,9 @@ class LaneDouble:
     def elected(self, token: str, _sent: float) -> None:
         self.leading = True
         self.told.append(("elected", token))
+
+    def hand_over(self, successor: str | None, _until: float) -> None:
+        assert successor is None
 
     def follows(self, _holder: str, token: str) -> None:
         self.told.append(("follows", token))
@@ -213,3 +216,54 @@ def test_the_server_is_not_back_because_nothing_was_asked_for(standing: bool, mo
     leads._try_turn()
     leads._try_turn()
     assert said == ["away"] * 3
+
+
+def wrong_set(redis: Redis, _url: str) -> Redis:
+    redis.set(masters("orders"), "a note")
+    return redis
+
+
+def wrong_hash(redis: Redis, _url: str) -> Redis:
+    redis.set(masters_stand("orders"), "a note")
+    return redis
+
+
+def no_permission(redis: Redis, url: str) -> Redis:
+    redis.execute_command("ACL", "SETUSER", "limited", "on", "nopass", "+@all", "~{orders}[:/][bl]*", "~{bills*")
+    return Redis.from_url(url.replace("redis://", "redis://limited:any@"))
+
+
+@pytest.mark.parametrize("deed", [wrong_set, wrong_hash, no_permission])
+def test_lanes_are_led_although_the_server_refuses_the_set_of_masters(
+    valkey: EmbeddedServer, caplog: pytest.LogCaptureFixture, deed: Callable[[Redis, str], Redis]
+) -> None:
+    """No master led anything, and the log did not name the key."""
+    with valkey.client() as redis:
+        # Given a master that knows of another one, which should lead some of the lanes
+        lanes = [lane_of("orders"), *(lane_of(f"bills{n}") for n in range(8))]
+        leads = leads_of(redis, lanes)
+        leads._layouts = cast("Any", SimpleNamespace(look=lambda: None, look_at=float("inf")))
+        leads._outage = cast("Any", SimpleNamespace(over=lambda: None))
+        leads._renew_at = float("inf")
+        stands = Standing(frozenset(lane.chain for lane in lanes), named=False, aside=frozenset()).text()
+        attend(redis, "orders", "m2", 60_000, stands, "")
+        leads._try_turn()
+        assert 0 < sum(lane.leading for lane in lanes) < len(lanes)
+        # When the set cannot be used
+        redis.delete(masters("orders"), masters_stand("orders"))
+        leads._redis = deed(redis, valkey.url)
+        for _ in range(3):
+            leads._attend_at = leads._ask_at = 0.0
+            assert leads._try_turn() > 0.1, "it does not try without a pause"
+        # Then it asks for all lanes, which it says once, with the key
+        assert all(lane.leading for lane in lanes)
+        [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert masters("orders") in line
+        # And they are shared again when it can
+        redis.delete(masters("orders"), masters_stand("orders"))
+        leads._redis = redis
+        attend(redis, "orders", "m2", 60_000, stands, "")
+        leads._attend_at = 0.0
+        leads._try_turn()
+        assert leads._share is not None
+        assert leads._share.others == 1

@@ -7,9 +7,11 @@ import threading
 from io import StringIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.app.lanes import AppLane
-from bridge.master.log_lines import FORMAT, LaneOfThread, name_thread
+from bridge.master.log_lines import FORMAT, LaneOfThread, OneLine, name_thread
 from bridge.settings.lane import LaneSettings
 
 
@@ -31,3 +33,17 @@ def test_a_line_names_the_lane_of_its_thread(several: bool, shown: str) -> None:
     thread.start()
     thread.join()
     assert out.getvalue().endswith(shown)
+
+
+@given(st.text(), st.booleans())
+def test_a_message_is_one_line_whatever_a_ticket_is_named_and_a_traceback_is_shown_as_it_is(
+    name: str, raised: bool
+) -> None:
+    record = logging.makeLogRecord({"name": "shop", "levelname": "INFO", "msg": "ticket %s waits", "args": (name,)})
+    if raised:
+        record.exc_info = (ValueError, ValueError("no"), None)
+    LaneOfThread().filter(record)
+    line, *others = OneLine(FORMAT).format(record).splitlines()
+    assert line.endswith(" waits")
+    assert "INFO/shop] ticket " in line
+    assert others == (["ValueError: no"] if raised else [])

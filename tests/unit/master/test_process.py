@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -140,3 +141,24 @@ def test_a_line_that_cannot_be_written_ends_no_master(
 
     monkeypatch.setattr(process, "Lineup", lineup)
     Master(app, announce).run()
+
+
+def test_a_master_may_open_as_many_files_as_the_system_allows(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen = []
+
+    class Stub:
+        def __init__(self, *_: Any) -> None:
+            """Leads nothing."""
+
+        def run(self) -> None:
+            seen.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+    monkeypatch.setattr(process, "Master", Stub)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        process.run(app)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gc.unfreeze()
+    assert seen == [(hard, hard)]

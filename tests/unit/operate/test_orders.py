@@ -216,6 +216,7 @@ def test_an_order_for_several_lanes_passes_over_those_with_nothing_to_do_and_end
 ) -> None:
     lanes = [Lane(server, stream) for stream in ("one", "two", "three")]
     until = next((n for n, reply in enumerate(replies) if reply is REFUSED), 3)
+    done = [lane.keys.stream for lane, reply in zip(lanes, replies[:until], strict=False) if reply is DONE]
     with ExitStack() as stack:
         leaders = []
         for lane, reply in zip(lanes, replies, strict=True):
@@ -224,7 +225,8 @@ def test_an_order_for_several_lanes_passes_over_those_with_nothing_to_do_and_end
             leaders.append(stack.enter_context(fake_leader(server, lane, partial(_answer, reply))))
         orders = [(lane.keys, ORDER) for lane in lanes]
         if until < 3:
-            with pytest.raises(OrderFailed, match=f"^{lanes[until].keys.stream}: it cannot be$"):
+            before = f"; the order was carried out in {', '.join(done)}" if done else ""
+            with pytest.raises(OrderFailed, match=f"^{lanes[until].keys.stream}: it cannot be{before}$"):
                 give_to_all(lanes[0].redis, orders)
         elif DONE in replies:
             assert give_to_all(lanes[0].redis, orders) == [reply for reply in replies if reply is DONE]
@@ -232,3 +234,26 @@ def test_an_order_for_several_lanes_passes_over_those_with_nothing_to_do_and_end
             with pytest.raises(NothingToDo, match=r"^ticket A is parked already$"):
                 give_to_all(lanes[0].redis, orders)
         assert [len(leader.orders) for leader in leaders] == [int(n <= until) for n in range(3)]
+
+
+@pytest.mark.parametrize("led", list(itertools.product((False, True), repeat=3)))
+def test_an_order_for_several_lanes_is_given_to_none_while_one_has_no_leader(
+    server: EmbeddedServer, led: tuple[bool, ...]
+) -> None:
+    lanes = [Lane(server, stream) for stream in ("one", "two", "three")]
+    with ExitStack() as stack:
+        leaders = []
+        for lane, is_led in zip(lanes, led, strict=True):
+            stack.callback(lane.redis.close)
+            if is_led:
+                lane.lead()
+            leaders.append(stack.enter_context(fake_leader(server, lane, partial(_answer, DONE))))
+        orders = [(lane.keys, ORDER) for lane in lanes]
+        if all(led):
+            assert give_to_all(lanes[0].redis, orders) == [DONE] * 3
+        else:
+            first = lanes[led.index(False)].keys.stream
+            with pytest.raises(OrderFailed, match=f"^{first}: no master leads the lane"):
+                give_to_all(lanes[0].redis, orders)
+        assert [len(leader.orders) for leader in leaders] == [int(all(led))] * 3
+        assert all(not lane.redis.xlen(lane.keys.outcomes) for lane in lanes)

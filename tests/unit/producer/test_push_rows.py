@@ -180,6 +180,17 @@ def test_a_bad_row_is_refused_with_its_place(kind: Format, data: bytes, said: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("levels", [200, 260, 900, 1000, 1020])
+@pytest.mark.parametrize("column", ["payload", "a"])
+def test_a_row_that_is_nested_too_deeply_for_any_parser_is_refused_with_its_place(column: str, levels: int) -> None:
+    deep = f'{{"ticket_id":"T","{column}":{"[" * levels}1{"]" * levels}}}'
+    if (column, levels) == ("payload", 200):
+        assert len(read(deep, "json")) == 1
+        return
+    with pytest.raises(InputError, match=r"^log:2: the payload is nested more than 200 levels deep$"):
+        read(f'{{"ticket_id":"T"}}\n{deep}', "json")
+
+
 def test_a_row_without_a_task_is_refused_where_the_lane_has_no_default() -> None:
     with pytest.raises(InputError, match=r"^log:1: the row names no task: add --task"):
         read('{"ticket_id":"T"}', "json", rules(default=None))

@@ -7,6 +7,8 @@ from typing import Any
 import orjson
 import pytest
 from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
 from redis import Redis
 
 import bridge
@@ -19,11 +21,14 @@ from bridge.protocol.agreement import (
     differences,
     facts,
     package_version,
+    readable_facts,
 )
 from bridge.routing.errors import ConfigurationError
+from bridge.routing.keys import LaneKeys
 from bridge.routing.layouts import in_layout
 from bridge.settings.lane import LaneSettings
 from bridge.stack.embedded import EmbeddedServer
+from tests.unreadable_values import like
 
 
 def make(server: EmbeddedServer, name: str | None, **settings: object) -> Celery:
@@ -125,3 +130,27 @@ def test_masters_with_another_filter_differ(server: EmbeddedServer) -> None:
     assert differences(mine, orjson.loads(orjson.dumps(mine))) == []
     [found] = differences(orjson.loads(orjson.dumps(mine)), orjson.loads(orjson.dumps(theirs)))
     assert found.startswith("bridge_filter is ")
+
+
+def test_the_order_of_names_and_values_of_a_filter_makes_no_difference(server: EmbeddedServer) -> None:
+    values = [f"v{n}" for n in range(30)]
+    mine = facts_of(make(server, "shop", filter={"kind": values, "region": "eu"}), master=True)
+    theirs = facts_of(make(server, "shop", filter={"region": "eu", "kind": values[::-1]}), master=True)
+    assert differences(mine, theirs) == []
+    # In another process a set has another order.
+    assert mine["settings"]["filter"] == {"wanted": [["kind", "kind", sorted(values)], ["region", "region", ["eu"]]]}
+
+
+def test_what_a_leader_said_is_left_out_where_it_cannot_be_read() -> None:
+    mine = facts_of(bridge.install(Celery("shop", set_as_current=False)), master=True)
+
+    @given(like(orjson.dumps(mine)), like(orjson.dumps(mine["settings"])).map(_as_settings) | st.just(b"[[]]"))
+    def check(text: bytes, settings: bytes) -> None:
+        for one in (text, settings):
+            differences(mine, readable_facts(LaneKeys("orders", "bridge"), one))
+
+    check()
+
+
+def _as_settings(text: bytes) -> bytes:
+    return b'{"version": "1", "settings": ' + text + b"}"

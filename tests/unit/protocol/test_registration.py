@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import orjson
 import pytest
 
 from bridge.protocol.drain_orders import DrainOrder, read_drain_order
@@ -64,6 +67,14 @@ def test_a_change_keeps_all_that_this_version_does_not_know() -> None:
 def test_a_damaged_registration_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="a registration that cannot be read"):
         read_registration(text)
+
+
+@pytest.mark.parametrize("value", [None, True, 7, 1e300, "x", ["x", 7], {"x": 7}], ids=repr)
+@pytest.mark.parametrize("name", orjson.loads(TEXT))
+def test_one_with_a_field_of_another_type_is_read_or_refused(name: str, value: object) -> None:
+    text = orjson.dumps({**orjson.loads(TEXT), name: value})
+    with suppress(ValueError):
+        assert read_registration(text).text == text
 
 
 def test_consumers_that_can_run_the_same_share_one_set_and_a_text_is_read_once() -> None:

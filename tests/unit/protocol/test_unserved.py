@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import orjson
+import pytest
+
 from bridge.protocol.unserved import Note, UnservedTask, read_note, read_unserved
 
 NOTE = Note(UnservedTask("shop.pay", 2, 7, 1700, True, None, 9000, "3 of 4 failed"), 1.5)
@@ -21,5 +24,18 @@ def test_a_note_of_an_older_version_has_no_breaker() -> None:
     assert read_note(b"a", text) == Note(UnservedTask("a", 2, 7, 1700, True, "q", None), 0)
 
 
+def test_a_member_of_a_later_version_is_left_out() -> None:
+    assert read_note(b"shop.pay", TEXT.replace(b"{", b'{"more":[1],', 1)) == NOTE
+
+
+@pytest.mark.parametrize("since_ms", [2.0**64, 1e300, -(2.0**64)])
+def test_a_time_that_could_not_be_written_again_is_refused(since_ms: float) -> None:
+    with pytest.raises(ValueError, match="no clock"):
+        read_note(b"shop.pay", orjson.dumps({**orjson.loads(TEXT), "since_ms": since_ms}))
+
+
 def test_all_notes_come_by_task() -> None:
-    assert [one.task for one in read_unserved({b"b": TEXT, b"a": TEXT})] == ["a", "b"]
+    bad: list[tuple[str, bytes, bytes]] = []
+    found = {b"b": TEXT, b"c": b"garbage", b"a": TEXT}
+    assert [one.task for one in read_unserved("k", found, lambda *one: bad.append(one))] == ["a", "b"]
+    assert bad == [("k", b"c", b"garbage")]

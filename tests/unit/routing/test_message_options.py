@@ -6,7 +6,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.routing.ids import LAST_SEQUENCE, first_id_from, id_key, id_of_member, late_place, member_of, place_after
+from bridge.routing.ids import (
+    LAST_SEQUENCE,
+    can_be_id,
+    first_id_from,
+    id_in,
+    id_key,
+    id_of_member,
+    id_text,
+    late_place,
+    member_of,
+    place_after,
+)
 from bridge.routing.message_options import FURTHEST_MS, LATEST_MS, MessageOptions
 from bridge.routing.messages import EntryParser, LeftOut, Message, Refusal, Refused
 
@@ -109,6 +120,15 @@ def test_members_are_in_the_order_of_ids() -> None:
     members = [member_of(id_) for id_ in ids]
     assert members == sorted(members)
     assert [id_of_member(member) for member in members] == ids
+    assert [id_in(member.encode()) for member in members] == ids
+
+
+@given(st.binary(max_size=8) | st.from_regex(r"[a-u]?[0-9]{0,21}-?[a-u]?[0-9]{0,3}", fullmatch=True).map(str.encode))
+@example(b"c007-a0")
+@example(b"b1-a1")
+def test_a_member_of_another_form_is_no_id(member: bytes) -> None:
+    id_ = id_in(member)
+    assert id_ is None or (can_be_id(id_) and member_of(id_).encode() == member and id_text(id_key(id_)) == id_)
 
 
 def test_the_first_place_after_one_is_after_it_and_nothing_is_between() -> None:

@@ -130,6 +130,30 @@ def test_a_field_that_is_there_twice_is_named() -> None:
     assert parsed(b"ticket_id", b"T", b"a", b"1", b"payload", b"1", b"a", b"2").payload == b"1"
 
 
+class CountedName(bytes):
+    """The name of a field. It counts how often names are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
+@pytest.mark.parametrize("count", [100, 3000])
+@pytest.mark.parametrize("twice", ["first", "middle", "last", "all"])
+def test_work_for_many_fields_grows_with_their_number(count: int, twice: str) -> None:
+    names = [b"%d" % i for i in range(count)]
+    again = names if twice == "all" else [names[{"first": 0, "middle": count // 2, "last": -1}[twice]]]
+    fields = [part for name in names + again for part in (CountedName(name), b"")]
+    CountedName.compared = 0
+    found = refused(b"ticket_id", b"T", *fields, max_payload=2**20)
+    assert (found.reason, found.detail) == (Refused.TWICE, again[0].decode())
+    assert CountedName.compared <= 20 * len(fields)
+
+
 @pytest.mark.parametrize("around", ["%s", "[%s]", '{"a":"x", "ü":[1, %s]}', '["[[", %s, ]'], ids=ascii)
 @pytest.mark.parametrize(
     ("payload", "reason"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bridge.app.results import _MESSAGE_ID
-from bridge.routing.errors import ConfigurationError
+from bridge.routing.errors import ConfigurationError, StreamRetired
 from bridge.routing.layouts import difference, layout_of, text_of_layout
 from bridge.routing.partitions import MOST, Layout, partition_of, stream_id, suffix_in, suffix_of, whole_stream
 from bridge.routing.repartitioning import next_layout
@@ -85,11 +85,18 @@ def test_names_of_streams_and_ids() -> None:
 @pytest.mark.parametrize(
     "text",
     ["x", "[]", "4", '{"partitions":4}', '{"partitions":0,"generation":0,"since_ms":1}', "\\xff",
-     '{"partitions":true,"generation":0,"since_ms":1}', '{"partitions":5000,"generation":0,"since_ms":1}'],
+     '{"partitions":true,"generation":0,"since_ms":1}', '{"partitions":5000,"generation":0,"since_ms":1}',
+     '{"retired_ms":1e999,"newest":"x","was":""}', '{"retired_ms":NaN,"newest":"x","was":""}'],
 )  # fmt: skip
 def test_a_layout_that_cannot_be_read_is_one_line(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"the layout of stream s cannot be read: .* in the key {s}/layout"):
         layout_of(text, "s")
+
+
+@pytest.mark.parametrize("ms", ["1", "1e30", "-1e30", "9" * 30, "1.5"])
+def test_a_retired_stream_is_named_in_one_line_whatever_the_time_of_the_note(ms: str) -> None:
+    with pytest.raises(StreamRetired, match=r"^stream s was retired on .*: nobody handles its messages; push to x$"):
+        layout_of(f'{{"retired_ms":{ms},"newest":"x","was":""}}', "s")
 
 
 def test_a_layout_is_read_and_compared() -> None:

@@ -84,6 +84,8 @@ def test_a_subscription_may_have_its_own_task_in_each_version() -> None:
         pytest.param(["orders", {"stream": "orders"}], "names the stream 'orders' twice", id="twice"),
         pytest.param(["{orders}"], "must not contain { or }", id="braces"),
         pytest.param([7], "not 7", id="a number"),
+        pytest.param(["o\ud800"], "cannot be written as UTF-8", id="half of a pair"),
+        pytest.param([{"stream": "o\ud800"}], "cannot be written as UTF-8", id="half of a pair in a dict"),
         pytest.param([""], "at most 512 characters", id="no name"),
         pytest.param(["o" * 513], "at most 512 characters", id="a long name"),
         pytest.param([{"task": "shop.apply"}], "names no stream", id="no stream"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 import bridge
 from bridge.master.schedule_entries import entries_of
 from bridge.routing.errors import ConfigurationError
-from bridge.settings.schedule import Crontab, Every, Scheduled
+from bridge.settings.schedule import LONGEST_S, Crontab, Every, Scheduled
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GOOD = {"task": "shop.close", "ticket": "T1", "every": 60}
@@ -51,6 +52,18 @@ def test_an_interval_ticks_at_its_multiples_wherever_it_is_asked() -> None:
     assert every.latest(5000, 9999) is None
     assert every.latest(5000, 10_000) == 10_000
     assert every.latest(5000, 99_999) == 95_000
+
+
+@given(ms=st.integers(1000, LONGEST_S * 1000))
+def test_the_text_of_an_interval_is_exact(ms: int) -> None:
+    number = Every(ms).text.removeprefix("every ").removesuffix(" s")
+    assert Decimal(number) * 1000 == ms
+    assert not set(number) - set("0123456789."), "no power of ten"
+
+
+def test_the_texts_of_usual_intervals_are_those_that_are_stored() -> None:
+    for seconds in (1, 1.5, 2.25, 60, 100, 90.125, 3600, 86_400, 604_800):
+        assert Every(round(seconds * 1000)).text == f"every {seconds:g} s"
 
 
 @pytest.mark.parametrize("text", ["0 3 * * *", "*/5 * * * *", "30 2 * * 1-5", "0 0 29 2 *", "15,45 8-18 1 */3 *"])

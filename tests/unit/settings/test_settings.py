@@ -174,6 +174,9 @@ def test_a_misspelt_setting_names_the_right_one(name: str) -> None:
     assert refusal(**{wrong: 1}) == f"unknown setting {wrong}; did you mean bridge_{name}?"
 
 
+HUGE = 10**400
+
+
 def test_a_misspelt_part_of_the_backoff_names_the_right_one() -> None:
     assert refusal(bridge_backoff={"bse": 1}) == "unknown setting bridge_backoff.bse; did you mean bridge_backoff.base?"
 
@@ -208,6 +211,24 @@ def test_a_misspelt_part_of_the_backoff_names_the_right_one() -> None:
 )
 def test_a_value_that_cannot_work_is_refused_with_its_setting(name: str, value: object) -> None:
     assert f"bridge_{name}" in refusal(**{f"bridge_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lease", HUGE),
+        ("state_ttl", -HUGE),
+        ("backoff", {"base": HUGE}),
+        ("max_lag", {"age": HUGE}),
+        ("subscriptions", {"a": {"backoff": {"base": HUGE}}}),
+        ("on_dead_notify", {"url": "https://x/", "rate": HUGE}),
+        ("schedule", {"a": {"task": "x", "ticket": "t", "every": HUGE}}),
+    ],
+)
+def test_a_number_beyond_a_float_is_refused_in_one_line(name: str, value: object) -> None:
+    said = refusal(**{f"bridge_{name}": value})
+    assert "is too large a number" in said
+    assert len(said) < 300
 
 
 def test_whole_numbers_are_seconds_and_names_are_policies() -> None:

@@ -9,6 +9,9 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     LongType,
     StringType,
     StructField,
@@ -20,6 +23,7 @@ from bridge.routing.connection import client
 from bridge.routing.errors import ConfigurationError, ServerTooOld, ServerUnavailable
 from bridge.spark import RedisStateDataSource, RedisStreamDataSource
 from bridge.spark.wire.address import _check_fit, check_url, connect, without_secrets
+from bridge.spark.wire.options import nearest
 from bridge.spark.write.layout import Layout
 from bridge.spark.write.limits import MAX_FIELDS
 from bridge.spark.write.options import WriteOptions, parse, parse_streaming
@@ -41,6 +45,11 @@ def test_options_are_known_in_any_case() -> None:
 
 def test_no_option_is_needed() -> None:
     assert parse({}) == WriteOptions()
+
+
+def test_the_names_in_an_error_are_on_one_line() -> None:
+    assert nearest("seq", ["seq\r"]) == r"; did you mean seq\x0d?"
+    assert nearest("other", ["a\nb", "c\x1b[1m"]) == r"; known are a\x0ab, c\x1b[1m"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +216,13 @@ def test_a_column_that_cannot_serve_is_refused_with_its_option(options: dict[str
 def test_a_column_without_one_text_is_refused(kind: DataType) -> None:
     with pytest.raises(ConfigurationError, match=r"column 'x' is .* make it a string"):
         Layout.of(schema(ticket_id=StringType(), x=kind), parse({}))
+
+
+@pytest.mark.parametrize("kind", [FloatType(), DoubleType(), DecimalType(10, 2)], ids=str)
+def test_a_number_with_a_fraction_is_sent_and_names_no_ticket(kind: DataType) -> None:
+    with pytest.raises(ConfigurationError, match="keyColumn: 'ticket_id' holds numbers with fractions"):
+        Layout.of(schema(ticket_id=kind, x=StringType()), parse({}))
+    assert Layout.of(schema(ticket_id=DecimalType(38, 0), x=kind), parse({})).fields == ("x",)
 
 
 def test_a_row_has_no_more_fields_than_a_script_can_add() -> None:

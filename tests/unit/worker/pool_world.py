@@ -144,7 +144,6 @@ class PoolWorld:
         self.lane = self.app.bridge.settings.lane
 
     def close(self) -> None:
-        os.close(self.shared.fd)
         backend = self.app.backend
         # A result that is collected later would ask a server that may be gone.
         backend.remove_pending_result = lambda result: result
@@ -459,7 +458,6 @@ class PoolWorld:
             pipe.execute()
         if type(self.app.backend).__name__ == "CacheBackend":
             self.app.backend.client.cache.clear()
-        os.close(self.shared.fd)
         self.shared = SharedPage()
         self.shared.begin(LIFE, now_ns() + 600 * 10**9)
         self.shared.revoke(revoked)

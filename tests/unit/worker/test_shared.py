@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 from bridge.consumer.deadline import now_ns
 from bridge.routing.errors import ConfigurationError
 from bridge.worker.guard import shared_page as module
+from bridge.worker.guard.fencing import wait_s
 from bridge.worker.guard.processes import start_time
 from bridge.worker.guard.shared_page import EVERYTHING, INCARNATION_CHARS, Row, SharedPage
 
@@ -98,6 +100,16 @@ def test_a_lease_holds_for_its_incarnation_until_its_deadline() -> None:
     assert not shared.holds(LIFE)
 
 
+def test_a_lane_that_was_left_is_not_watched_closely() -> None:
+    shared = SharedPage()
+    shared.begin(LIFE, soon())
+    held = wait_s(shared, 6.0)
+    shared.end()
+    assert wait_s(shared, 6.0) < held / 10
+    shared.leave()
+    assert wait_s(shared, 6.0) == held
+
+
 def test_a_new_incarnation_ends_the_one_before() -> None:
     shared = SharedPage()
     shared.begin(LIFE, soon())
@@ -139,6 +151,19 @@ def test_a_frozen_parent_does_not_keep_a_lease_alive_for_its_child() -> None:
     # The parent writes nothing more. The clock alone ends the lease
     shared.extend(now_ns() - 1)
     assert not in_a_child(lambda: shared.holds(LIFE))
+
+
+def test_the_file_is_closed_when_nobody_has_the_page_and_not_before() -> None:
+    shared = SharedPage()
+    fd = shared.fd
+    seen = SharedPage.attach(fd)
+    del seen
+    gc.collect()
+    os.fstat(fd)
+    del shared
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_a_process_that_gets_the_file_sees_the_page() -> None:
@@ -332,6 +357,13 @@ def test_every_process_knows_a_revoked_id_also_after_old_ones_were_overwritten(
     newest = [f"{n}-1" for n in range(32, 40)]
     assert in_a_child(lambda: all(map(SharedPage.attach(shared.fd).is_revoked, newest)))
     assert not SharedPage.attach(shared.fd).is_revoked("1-0")
+
+
+@pytest.mark.parametrize("odd", [None, 7, 1.5, b"1-0", (), "\ud800", "", "x" * 100_000], ids=lambda one: ascii(one)[:9])
+def test_an_id_of_no_message_keeps_no_other_from_being_revoked(odd: object) -> None:
+    shared = SharedPage()
+    shared.revoke(["1-0", odd, "2-0"])
+    assert (shared.is_revoked("1-0"), shared.is_revoked("2-0"), shared.is_revoked("3-0")) == (True, True, False)
 
 
 def test_all_processes_see_the_servers_time() -> None:

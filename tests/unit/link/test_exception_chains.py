@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.consumer.writer import has_no_file_descriptor
+from bridge.link.outage import has_no_file_descriptor
 
 
 class Falsy(Exception):
