@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,18 +146,17 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
     """The plan that the options describe. Raises `ConfigurationError` when the app does not take their lease."""
     from bridge.stack.stack import Plan
 
-    # The app is loaded after these, here as in masters and workers. They get the server's address in this variable;
-    # here an app that has no other only needs one.
-    os.environ.setdefault("CELERY_BROKER_URL", "redis://127.0.0.1/0")
     lease = options["lease"]
-    if lease is not None:
-        os.environ[LEASE_VARIABLE] = str(lease)
-        own = target.app.bridge.settings.lane.lease
-        if own != lease:
-            raise ConfigurationError(
-                f"--lease: the app {target.name} has a lease of {own:g} s whatever {LEASE_VARIABLE} says; set its "
-                "bridge_lease"
-            )
+    env = {} if lease is None else {LEASE_VARIABLE: str(lease)}
+    # The app is loaded with what masters and workers will find in their environment. They find the server's address,
+    # too; here an app that names no other only needs one.
+    broker = os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1/0"
+    with _environment({"CELERY_BROKER_URL": broker, **env}):
+        settings = target.app.bridge.settings
+    own = settings.lane.lease
+    if lease not in (None, own):
+        whatever = f"the app {target.name} has a lease of {own:g} s whatever {LEASE_VARIABLE} says"
+        raise ConfigurationError(f"--lease: {whatever}; set its bridge_lease")
     directory = options["directory"]
     return Plan(
         app=target.name,
@@ -169,8 +168,24 @@ def plan_of(target: Target, kind: str, options: Mapping[str, Any]) -> Plan:
         port=options["port"],
         flower=not options["no_flower"],
         flower_port=options["flower_port"],
-        serve=target.app.bridge.settings.serve or (),
+        serve=settings.serve or (),
+        env=env,
     )
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process within the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def run_directory(kind: str) -> Path:

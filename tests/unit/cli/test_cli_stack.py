@@ -13,9 +13,9 @@ from tests.commands import command_line
 def test_a_lease_that_the_app_would_not_have_is_refused(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("BRIDGE_LEASE", "BRIDGE_AUDIT_TRAIL", "BRIDGE_NOTICES", "CELERY_BROKER_URL"):
+    for name in ("BRIDGE_AUDIT_TRAIL", "BRIDGE_NOTICES"):
         # The command sets them, for its children: they are restored after the test.
-        monkeypatch.setenv(name, "redis://127.0.0.1:1/0" if name == "CELERY_BROKER_URL" else "")
+        monkeypatch.setenv(name, "")
     with command_line(tmp_path, monkeypatch, "redis://127.0.0.1:1/0", bridge_lease=6) as shell:
         done = shell(command, "--lease", "2")
     why = f"the app {shell.app} has a lease of 6 s whatever BRIDGE_LEASE says; set its bridge_lease"
