@@ -70,7 +70,7 @@ def test_letters_that_were_written_by_hand_are_counted_as_all_others(
     for n in range(12):
         last = fresh.client.xadd(fresh.keys.dead, {"message_id": f"{n}-0"} if n % 4 else {"note": "x"}).decode()
     # When a master gathers them
-    app = Celery("shop")
+    app = Celery("shop", broker="redis://")
     bridge.install(app)
     notices = DeadNotices(app, [])
     notices._lanes["lane"] = dead_notices._Lane(fresh.keys, TOKEN, "lane", "", "0-0")

@@ -97,7 +97,8 @@ def test_neither_worker_nor_master_starts_with_a_task_that_no_message_could_reac
     nodes: NodeYard, folder: Path
 ) -> None:
     env = {**environment({}), "SHOP_SEALED": "1"}
-    _refuses_to_start(nodes, folder, env, 2, "task shop.sealed: its class Sealed cannot be extended: Sealed is final")
+    why = "task shop.sealed: its class Sealed cannot be extended: TypeError: Sealed is final"
+    _refuses_to_start(nodes, folder, env, 2, why)
 
 
 @pytest.mark.slow

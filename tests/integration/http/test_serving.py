@@ -104,7 +104,7 @@ def test_an_address_that_cannot_be_used_is_refused_in_one_line(
     )
     tokens.chmod(0o600)
     arguments = [str(tokens) if option == "TOKENS" else option for option in options]
-    done = run_command({"BRIDGE_BROKER_URL": own_server.url}, "run", *arguments)
+    done = run_command({"CELERY_BROKER_URL": own_server.url}, "run", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert done.stderr.startswith(("Error: ", "Usage: "))
@@ -114,7 +114,7 @@ def test_an_address_that_cannot_be_used_is_refused_in_one_line(
 def test_a_port_that_is_taken_is_one_line(own_server: EmbeddedServer) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_command({"BRIDGE_BROKER_URL": own_server.url}, "run", "--http", f"{HOST}:{port}")
+        done = run_command({"CELERY_BROKER_URL": own_server.url}, "run", "--http", f"{HOST}:{port}")
     assert done.returncode == 1
     assert done.stderr == (
         f"Error: --http: cannot listen on {HOST}:{port}: Address already in use; choose another address\n"

@@ -142,7 +142,7 @@ def test_the_order_of_names_and_values_of_a_filter_makes_no_difference(server: E
 
 
 def test_what_a_leader_said_is_left_out_where_it_cannot_be_read() -> None:
-    mine = facts_of(bridge.install(Celery("shop", set_as_current=False)), master=True)
+    mine = facts_of(bridge.install(Celery("shop", broker="redis://", set_as_current=False)), master=True)
 
     @given(like(orjson.dumps(mine)), like(orjson.dumps(mine["settings"])).map(_as_settings) | st.just(b"[[]]"))
     def check(text: bytes, settings: bytes) -> None:
