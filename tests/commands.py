@@ -16,6 +16,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -76,6 +77,13 @@ def runner() -> CliRunner:
     """Click's runner of commands, with the two outputs apart."""
     apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
     return CliRunner(**apart)
+
+
+def words_left(context: click.Context) -> list[str]:
+    """The words of a command line that a group leaves to its subcommands."""
+    # Before click 8.2 the name has no underscore.
+    protected = context._protected_args if hasattr(context, "_protected_args") else context.protected_args
+    return [*protected, *context.args]
 
 
 def checked(result: Result) -> Result:

@@ -108,7 +108,8 @@ def _ms(column: pa.Array) -> pa.Array:
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     raw = as_bytes(column)
     digits = pc.match_substring_regex(raw, _DIGITS)
-    return pc.if_else(digits, raw, pa.scalar(None, pa.binary())).cast(pa.string())
+    # Not a null scalar: with that, pyarrow 18 takes values from another place of an array that is a slice.
+    return pc.if_else(digits, raw, pa.nulls(len(raw), pa.binary())).cast(pa.string())
 
 
 def _within(number: pa.Array, name: str) -> pa.Array:

@@ -15,7 +15,7 @@ from click.testing import Result
 
 from bridge.cli.main import cli
 from bridge.cli.target import Target
-from tests.commands import CommandLine
+from tests.commands import CommandLine, words_left
 
 #: Words of commands that only read.
 READS = {"list", "show", "status", "pending"}
@@ -88,7 +88,6 @@ def check_command(words: list[str]) -> None:
     """Checks that the program takes these words, without running them."""
     context = cli.make_context("bridge", words, obj=Target(words[1]))
     while isinstance(context.command, click.Group):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = context.command.resolve_command(context, rest)
+        name, command, rest = context.command.resolve_command(context, words_left(context))
         assert command is not None
         context = command.make_context(name, rest, parent=context)

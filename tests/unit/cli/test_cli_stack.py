@@ -19,5 +19,5 @@ def test_a_lease_that_the_app_would_not_have_is_refused(
     with command_line(tmp_path, monkeypatch, "redis://127.0.0.1:1/0", bridge_lease=6) as shell:
         done = shell(command, "--lease", "2")
     why = f"the app {shell.app} has a lease of 6 s whatever BRIDGE_LEASE says; set its bridge_lease"
-    assert (done.exit_code, done.output) == (2, f"Error: --lease: {why}\n")
+    assert (done.exit_code, done.stderr) == (2, f"Error: --lease: {why}\n")
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from bridge.cli.main import cli
 from bridge.cli.target import Target
 from bridge.inspect.advice import Advice
 from bridge.routing.text import one_line
+from tests.commands import words_left
 
 ADVICE = [Advice(), Advice("shop"), Advice("shop:app", "-s"), Advice("shop", "billing", "old stream")]
 
@@ -40,9 +41,7 @@ def called(words: list[str]) -> tuple[dict[str, object], Target]:
     outer = cli.make_context("bridge", arguments)
     target = Target(str(outer.params["name"]))
     outer.obj = target
-    # Before click 8.2 the name has no underscore.
-    protected = outer._protected_args if hasattr(outer, "_protected_args") else outer.protected_args
-    rest = [*protected, *outer.args]
+    rest = words_left(outer)
     group = cli.get_command(outer, rest[0])
     assert isinstance(group, click.Group)
     command = group.commands[rest[1]]
