@@ -28,6 +28,7 @@ from bridge.consumer.deadline import RENEWALS, deadline_after, now_ns
 from bridge.consumer.http_calls import Calls, HttpProblem
 from bridge.consumer.http_messages import Message, Work, failed, outcome_of
 from bridge.consumer.http_outcomes import OVER, Life, Outcomes
+from bridge.consumer.stop_flag import StopFlag
 from bridge.protocol.outcome_limits import MOST_SLOTS, MOST_WAIT_S
 from bridge.routing.numbers import count
 
@@ -56,29 +57,6 @@ def _check_numbers(concurrency: Any, wait_s: Any) -> None:
         raise TypeError(f"wait_s must be a number of seconds, not {wait_s!r:.80}")
     if not 0 <= wait_s <= MOST_WAIT_S:
         raise ValueError(f"wait_s must be from 0 to {MOST_WAIT_S} seconds, it is {wait_s}")
-
-
-class _Stopping:
-    """Whether to stop. `threading.Event` has a lock: a signal handler that sets one would wait for ever when the signal
-    came while its thread was within the wait for the event, or set it already. The queue's `put` may be called there.
-    """
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        self._is_set = True
-        self._wakes.put(None)
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, timeout_s: float) -> None:
-        """Returns when it is set, or after ``timeout_s``. For one thread."""
-        if not self._is_set:
-            with suppress(queue.Empty):
-                self._wakes.get(timeout=timeout_s)
 
 
 class HttpConsumer:
@@ -128,7 +106,7 @@ class HttpConsumer:
         #: By the clock of `now_ns`; 0: the lease is over.
         self._deadline_ns = 0
         self._wants = "go on"
-        self._stopping = _Stopping()
+        self._stopping = StopFlag()
         self._over = threading.Event()
         #: Fences of the messages that it was given and has not acknowledged, of this incarnation.
         self._held: set[int] = set()

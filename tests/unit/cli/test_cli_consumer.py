@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +10,8 @@ import pytest
 from bridge.protocol.names import HEADER_REQUEST, WorkerRequest
 from bridge.stack.embedded import EmbeddedServer
 from bridge.testing.waiting import holds_for, wait_until
-from tests.commands import CommandLine, Lane, command_line
+from tests.commands import CommandLine, Lane
 from tests.operators import fake_leader, order_drain
-
-
-@pytest.fixture
-def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    with command_line(tmp_path, monkeypatch, server.url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,19 +21,13 @@ from bridge.routing.batch import Batch
 from bridge.routing.connection import with_raw_replies
 from bridge.routing.errors import OrderFailed
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, command_line
+from tests.commands import CommandLine, Lane
 
 READ = [
     *(("status",), ("consumer", "list"), ("ticket", "list"), ("ticket", "list", "--parked"), ("ticket", "show", "A")),
     *(("pending",), ("pending", "--limit", "9"), ("pending", "--state", "in-flight"), ("pending", "--ticket", "A")),
     *(("delayed", "list"), ("dead", "list"), ("subscription", "list"), ("stream", "list")),
 ]
-
-
-@pytest.fixture
-def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    with command_line(tmp_path, monkeypatch, server.url) as made:
-        yield made
 
 
 @pytest.fixture

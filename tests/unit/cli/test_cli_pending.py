@@ -27,12 +27,6 @@ def lane(server: EmbeddedServer) -> Iterator[Lane]:
     made.redis.close()
 
 
-@pytest.fixture
-def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    with command_line(tmp_path, monkeypatch, server.url) as made:
-        yield made
-
-
 def raw_rows(lane: Lane) -> list[tuple[str, str, int]]:
     """XPENDING with a range: (id, consumer, deliveries)."""
     reply: Any = lane.redis.xpending_range(lane.keys.stream, lane.keys.group, "-", "+", 1000)

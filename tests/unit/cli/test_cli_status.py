@@ -24,12 +24,6 @@ from tests.operators import order_drain, park
 
 
 @pytest.fixture
-def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    with command_line(tmp_path, monkeypatch, server.url) as made:
-        yield made
-
-
-@pytest.fixture
 def lane(server: EmbeddedServer) -> Iterator[Lane]:
     made = Lane(server)
     yield made

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,14 +16,8 @@ from bridge.routing import records
 from bridge.routing.records import LostAttempt
 from bridge.routing.states import State
 from bridge.stack.embedded import EmbeddedServer
-from tests.commands import CommandLine, Lane, calls_of, command_line, letter
+from tests.commands import CommandLine, Lane, calls_of, letter
 from tests.operators import fake_leader, park
-
-
-@pytest.fixture
-def shell(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    with command_line(tmp_path, monkeypatch, server.url) as made:
-        yield made
 
 
 @pytest.fixture
