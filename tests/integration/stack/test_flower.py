@@ -44,7 +44,10 @@ FLAGS = (
 TICKETS, EVENTS = 4, 60
 TASK = "tasks.incidents.record_event"
 #: What the script of the tasks page asks for: all tasks.
-ALL_TASKS = "/tasks/datatable?draw=1&start=0&length=1000&order[0][column]=0&columns[0][data]=name&order[0][dir]=asc"
+ALL_TASKS = (
+    "/tasks/datatable?draw=1&start=0&length=1000&search[value]=&order[0][column]=0&columns[0][data]=name"
+    "&order[0][dir]=asc"
+)
 
 
 @pytest.fixture(scope="module")
