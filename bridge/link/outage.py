@@ -42,6 +42,8 @@ class OutageLog:
         self._away: set[Outage] = set()
         self._since = 0.0
         self._ended = -CALM_S
+        #: How the line begins that says that the outage is over.
+        self._over = ""
 
     @property
     def ended(self) -> float:
@@ -54,15 +56,15 @@ class OutageLog:
 
     def begins(self, party: Outage, since: float, exc: BaseException) -> None:
         """``party`` misses the server since ``since`` (monotonic seconds)."""
-        what = f"{self._server} is away"
+        what, over = f"{self._server} is away", f"{self._server} is back"
         if has_no_file_descriptor(exc):
-            what = "this process may open no more files (ulimit -n)"
+            what, over = "this process may open no more files (ulimit -n)", "this process may open files again"
         reason = " ".join(str(exc).split()) or type(exc).__name__
         with self._lock:
             first = not self._away
             self._away.add(party)
             if first:
-                self._since = since
+                self._since, self._over = since, over
                 # Under the lock, as the other line: they are in the log in their order.
                 self._logger.warning("%s, %s: %s", what, self._doing, reason)
 
@@ -76,7 +78,7 @@ class OutageLog:
             if self._away:
                 return
             took_s = self._ended - self._since
-            self._logger.warning("%s is back after %s", self._server, duration(took_s * 1000))
+            self._logger.warning("%s after %s", self._over, duration(took_s * 1000))
 
 
 class Outage:

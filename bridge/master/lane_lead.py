@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from bridge.leader.leader import Leader
 from bridge.link.connections import client, is_outage, lacks_command
 from bridge.link.key_types import refuse_misplaced
+from bridge.link.outage import has_no_file_descriptor
 from bridge.master.election import answer_s
 from bridge.routing.errors import LaneConflict, LaneGone, NotLeading, TicketBridgeError
 
@@ -34,6 +35,8 @@ logger = get_logger(__name__)
 
 #: Seconds between two tries while the server is away.
 RETRY_S = 0.2
+#: The same while this process may open no more files. To try sooner frees none.
+FILES_RETRY_S = 2.0
 #: Turns of its loop after which a lane has begun. A lane without new messages is at rest by then.
 BEGUN = 4
 
@@ -104,7 +107,7 @@ class LaneLead:
             except (RedisError, OSError) as exc:
                 if is_outage(exc):
                     self._outage.met(exc)
-                    self.stopped.wait(RETRY_S)
+                    self.stopped.wait(FILES_RETRY_S if has_no_file_descriptor(exc) else RETRY_S)
                     continue
                 self.judge(exc)
                 logger.error("Redis answers with an error, trying again: %s", exc)

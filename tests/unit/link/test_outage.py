@@ -312,16 +312,23 @@ def test_a_party_that_meets_an_outage_when_it_is_over_for_others_does_not_say_it
 
 
 @pytest.mark.parametrize(
-    ("number", "beginning"), [(errno.EMFILE, "this process may open no more"), (errno.ECONNREFUSED, "Redis is away")]
+    ("number", "beginning", "end"),
+    [
+        (errno.EMFILE, "this process may open no more", "this process may open files again after "),
+        (errno.ECONNREFUSED, "Redis is away", "Redis is back after "),
+    ],
 )
 def test_a_process_without_file_descriptors_does_not_say_that_the_server_is_away(
-    number: int, beginning: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    number: int, beginning: str, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bridge.link.outage, "CALM_S", 0.0)
+    outage = Outage(logging.getLogger("one"), "waiting")
     try:
         raise redis.exceptions.ConnectionError(f"Error {number} connecting") from OSError(number, "no")
     except redis.exceptions.ConnectionError as exc:
-        Outage(logging.getLogger("one"), "waiting").met(exc)
-    [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith(beginning)
-    assert line.endswith(f", waiting: Error {number} connecting")
+        outage.met(exc)
+    outage.over()
+    first, last = [record.getMessage() for record in caplog.records]
+    assert first.startswith(beginning)
+    assert first.endswith(f", waiting: Error {number} connecting")
+    assert last.startswith(end)
