@@ -103,7 +103,8 @@ class ServerClock:
 
     def due_ms(self) -> int:
         """The time by which messages are due, Unix ms: the server's. For one lease after a step it is the earlier one
-        of `server_ms` and `settled_ms`: a clock that is set forward by mistake, and is put right soon, makes no message early.
+        of `server_ms` and `settled_ms`. So a clock that is set forward by mistake, and put right soon, makes no message
+        early.
         """
         return min(self.server_ms(), self.settled_ms())
 
