@@ -72,7 +72,8 @@ class ProcessWorker(ProcessNode, WorkerNode):
     def watcher_at_work(self) -> psutil.Process:
         def at_work() -> psutil.Process | None:
             found = [process for process in self.watchers() if process.status() != psutil.STATUS_ZOMBIE]
-            return found[0] if len(found) == 1 and _ignores(found[0].pid, signal.SIGTERM) else None
+            # The last of the signals that it ignores before it watches.
+            return found[0] if len(found) == 1 and _ignores(found[0].pid, signal.SIGQUIT) else None
 
         found = wait_until(at_work, description=f"the watcher of {self._name} to be at work")
         assert found is not None
